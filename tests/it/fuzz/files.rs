@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, FloatDType};
 use ds4_model::cache::{CacheConfig, CacheLayout, Rollback};
-use ds4_model::checkpoint::{Checkpoint, LoadOptions};
+use ds4_model::checkpoint::{Checkpoint, Form, LoadOptions};
 use ds4_model::config::{GenerationDefaults, ModelConfig};
 use ds4_model::generate::{SpecialTokens, TextTokenizer};
 use tempfile::TempDir;
@@ -77,6 +77,10 @@ fn open(directory: &TempDir) {
     }
     let (options, device) = (LoadOptions::default(), Device::flex());
     let _ = checkpoint.weight_bytes(&options, &device).map_err(readable);
+    let target = directory.path().join("target");
+    let form = [Form::Dense, Form::Released, Form::Transformers][checkpoint.tensors().len() % 3];
+    let written = checkpoint.convert(form, &target, 1000, |_, _| {});
+    let _ = written.map_err(readable);
     let _ = checkpoint.load(&options, &device).map_err(readable);
 }
 

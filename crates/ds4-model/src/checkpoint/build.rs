@@ -127,6 +127,12 @@ impl Checkpoint {
         options: &LoadOptions,
         devices: &Devices,
     ) -> Result<Model, CheckpointError> {
+        let expanded = self.packed_formats().into_iter();
+        let mut expanded = expanded.filter(|(format, _)| format.ends_with("expanded"));
+        if let Some((format, weights)) = expanded.next().filter(|_| !options.expand) {
+            let (dir, dtype) = (self.dir().display(), options.dtype);
+            log::warn!("{dir}: {weights} weights in {format} to {dtype:?}, as nothing packed fits");
+        }
         let first = &devices.devices()[0];
         let bytes = self.model_bytes(options, first, devices.context());
         let placement = match bytes {

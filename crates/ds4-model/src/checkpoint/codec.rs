@@ -1,9 +1,14 @@
 //! Stored bytes to the layouts of the host weights.
 
+use std::array;
 use std::collections::TryReserveError;
 use std::ops::BitAnd;
 
+use half::bf16;
 use rayon::prelude::*;
+use safetensors::Dtype;
+
+use super::directory::CheckpointTensor;
 
 /// The value of an E8M0 code: `2^(code - 127)`, and NaN for 255.
 ///
@@ -22,6 +27,28 @@ pub fn e8m0_to_f32(code: u8) -> f32 {
         0 => f32::from_bits(1 << 22),
         255 => f32::NAN,
         code => f32::from_bits(u32::from(code) << 23),
+    }
+}
+
+/// The value of an E4M3 code.
+pub(super) fn e4m3_to_f32(code: u8) -> f32 {
+    let (exponent, mantissa) = (code >> 3 & 15, code & 7);
+    let magnitude = match (exponent, mantissa) {
+        (15, 7) => f32::NAN,
+        (0, _) => f32::from(mantissa) * e8m0_to_f32(127 - 9),
+        _ => f32::from(8 + mantissa) * e8m0_to_f32(127 - 10 + exponent),
+    };
+    if code < 128 { magnitude } else { -magnitude }
+}
+
+/// Scales of any type that has a format.
+pub(super) fn scale_values(scale: &CheckpointTensor<'_>) -> Vec<f32> {
+    let bytes = scale.bytes;
+    match scale.dtype {
+        Dtype::F32 => elements(bytes, f32::from_le_bytes).collect(),
+        Dtype::BF16 => elements(bytes, |bytes| bf16::from_le_bytes(bytes).to_f32()).collect(),
+        Dtype::F8_E4M3 => bytes.iter().map(|code| e4m3_to_f32(*code)).collect(),
+        _ => bytes.iter().map(|code| e8m0_to_f32(*code)).collect(),
     }
 }
 
@@ -173,52 +200,11 @@ pub(super) fn pack_nibble_rows(bytes: &[u8], row_nibbles: usize, words: &mut [u3
     }
 }
 
-/// Bytes packed into `u32` words: the first byte is the lowest.
-#[derive(Debug)]
-pub(super) struct Words {
-    words: Vec<u32>,
-    /// The bytes of the unfinished word.
-    tail: [u8; 4],
-    tail_len: usize,
-}
-
-impl Words {
-    pub(super) fn with_capacity(words: usize) -> Result<Self, TryReserveError> {
-        Ok(Self {
-            words: reserved(words)?,
-            tail: [0; 4],
-            tail_len: 0,
-        })
-    }
-
-    pub(super) fn push(&mut self, bytes: &[u8]) {
-        let finish = bytes.len().min((4 - self.tail_len) % 4);
-        let (head, rest) = bytes.split_at(finish);
-        head.iter().for_each(|&byte| self.push_byte(byte));
-        let (chunks, rest) = rest.as_chunks::<4>();
-        self.words
-            .extend(chunks.iter().map(|chunk| u32::from_le_bytes(*chunk)));
-        rest.iter().for_each(|&byte| self.push_byte(byte));
-    }
-
-    fn push_byte(&mut self, byte: u8) {
-        self.tail[self.tail_len] = byte;
-        self.tail_len += 1;
-        if self.tail_len == 4 {
-            self.words.push(u32::from_le_bytes(self.tail));
-            self.tail_len = 0;
-        }
-    }
-
-    /// Fills up an unfinished word with `byte`.
-    fn pad(&mut self, byte: u8) {
-        while self.tail_len != 0 {
-            self.push_byte(byte);
-        }
-    }
-
-    pub(super) fn finish(mut self, padding: u8) -> Vec<u32> {
-        self.pad(padding);
-        self.words
-    }
+/// Bytes packed into words, the first byte the lowest, and the last word filled up with `padding`.
+pub(super) fn words(bytes: &[u8], padding: u8) -> Vec<u32> {
+    let word = |bytes: &[u8]| array::from_fn(|byte| bytes.get(byte).copied().unwrap_or(padding));
+    bytes
+        .chunks(4)
+        .map(|bytes| u32::from_le_bytes(word(bytes)))
+        .collect()
 }

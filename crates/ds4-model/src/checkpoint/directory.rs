@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use safetensors::Dtype;
 
 use super::error::CheckpointError;
-use super::host::FP8_BLOCK;
+use super::format::FP8_BLOCK;
 use super::names::{DRAFTER, Dialect, Stack, skipped};
 use super::shard::{self, Shard};
 use super::{index, names};
@@ -14,7 +14,7 @@ use crate::config::ModelConfig;
 
 pub(crate) const CONFIG_FILE: &str = "config.json";
 const SINGLE_FILE: &str = "model.safetensors";
-const INDEX_FILE: &str = "model.safetensors.index.json";
+pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Fewest bytes of a weight that is one of many in a tensor: what lists them takes memory, too.
 const LEAST_BYTES: usize = 64;
@@ -54,6 +54,11 @@ pub struct Checkpoint {
     pub(super) dialect: Dialect,
     pub(super) shards: Vec<Shard>,
     pub(super) entries: BTreeMap<String, Entry>,
+}
+
+/// Whether no block of so many rows of scales reaches from one part of an expert into the next.
+pub(super) fn is_apart(parts: usize, rows: usize, inter: usize) -> bool {
+    parts == 1 || inter.is_multiple_of(FP8_BLOCK) || rows == parts * inter
 }
 
 impl Checkpoint {
@@ -238,8 +243,7 @@ impl Checkpoint {
                 let part = stack.parts[0];
                 let weight = format!("{prefix}.ffn.experts.0.{part}.weight");
                 let inter = self.config.moe_intermediate_size;
-                let is_apart = parts == 1 || inter.is_multiple_of(FP8_BLOCK);
-                is_apart && self.entries.contains_key(&weight)
+                is_apart(parts, rows, inter) && self.entries.contains_key(&weight)
             }
         };
         if matrices != experts || !divides || !is_usable {

@@ -68,6 +68,23 @@ pub enum CheckpointError {
         /// The file.
         path: PathBuf,
     },
+    /// A file of a conversion could not be written, or what it is copied from not be read.
+    #[error("{}: cannot be written: {source}", place(path))]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The directory that is to be written has files that are not of the same conversion.
+    #[error(
+        "{}: is not empty, and has no such conversion to go on with",
+        place(path)
+    )]
+    TargetExists {
+        /// The directory.
+        path: PathBuf,
+    },
     /// A weight file was not fetched.
     #[error("{}: {}", place(path), crate::files::LFS_POINTER)]
     Pointer {

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::error::{InvalidReason, SHOWN};
-use super::host::{HostExperts, StoredLinear, WeightFormat};
+use super::format::{StoredLinear, WeightFormat};
+use super::host::HostExperts;
 use super::loader::Loader;
 
 impl<'a> Loader<'a> {

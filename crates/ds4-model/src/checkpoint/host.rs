@@ -1,16 +1,11 @@
 //! Weights in host memory, in the layouts of the device tensors.
 
 use burn::tensor::TensorData;
-pub(super) use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK};
 use half::{bf16, f16};
 use rayon::prelude::*;
-use safetensors::Dtype;
 
-use super::codec::{self, Words};
-use super::directory::CheckpointTensor;
-
-/// The E8M0 code of 1, which fills up the last word of scales.
-const SCALE_ONE: u8 = 127;
+use super::codec;
+use super::format::{FP4_BLOCK, FP8_BLOCK, SCALE_ONE, StoredLinear, WeightFormat};
 
 /// The weight of a linear layer, `[out, in]` row-major, in the format of its file.
 #[derive(Clone, Debug, PartialEq)]
@@ -166,56 +161,6 @@ impl From<HostLinear> for HostExperts {
     }
 }
 
-/// How a linear weight is stored. Scales of different types are different formats: one tool makes
-/// all experts of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum WeightFormat {
-    Bf16,
-    F16,
-    F32,
-    Fp8ScaledE8m0,
-    Fp8ScaledF32,
-    Fp4,
-}
-
-impl WeightFormat {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Bf16 => "BF16",
-            Self::F16 => "F16",
-            Self::F32 => "F32",
-            Self::Fp8ScaledE8m0 => "FP8 with F8_E8M0 scales",
-            Self::Fp8ScaledF32 => "FP8 with F32 scales",
-            Self::Fp4 => "FP4",
-        }
-    }
-
-    /// The format of a dense dtype, `None` for others.
-    pub(super) fn of_dense(dtype: Dtype) -> Option<Self> {
-        match dtype {
-            Dtype::BF16 => Some(Self::Bf16),
-            Dtype::F16 => Some(Self::F16),
-            Dtype::F32 => Some(Self::F32),
-            _ => None,
-        }
-    }
-}
-
-/// A linear weight in the checkpoint, with checked shape and type.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StoredLinear<'a> {
-    pub(super) format: WeightFormat,
-    pub(super) weight: CheckpointTensor<'a>,
-    pub(super) scale: Option<CheckpointTensor<'a>>,
-}
-
-impl<'a> StoredLinear<'a> {
-    /// Nothing where the format has no scales.
-    fn scale_bytes(&self) -> &'a [u8] {
-        self.scale.map_or(&[][..], |scale| scale.bytes)
-    }
-}
-
 /// Some weights of a stack.
 struct Part<'s, 'a> {
     first: usize,
@@ -232,10 +177,21 @@ impl Part<'_, '_> {
         row: usize,
         decode: impl Fn(&[u8], &mut [T]) + Sync,
     ) {
+        self.fill(values, row, |source, values| {
+            decode(source.weight.bytes, values)
+        });
+    }
+
+    fn fill<T: Send>(
+        &self,
+        values: &mut [T],
+        row: usize,
+        fill: impl Fn(&StoredLinear<'_>, &mut [T]) + Sync,
+    ) {
         let length = self.rows * row;
         let values = values[self.first * length..].par_chunks_mut(length);
         let parts = values.zip(self.sources);
-        parts.for_each(|(values, source)| decode(source.weight.bytes, values));
+        parts.for_each(|(values, source)| fill(source, values));
     }
 }
 
@@ -246,7 +202,7 @@ pub(super) enum LinearStack {
     F16(Vec<f16>),
     F32(Vec<f32>),
     Fp8 { words: Vec<u32>, scales: Vec<f32> },
-    Fp4 { words: Vec<u32>, scales: Words },
+    Fp4 { words: Vec<u32>, scales: Vec<u8> },
 }
 
 impl LinearStack {
@@ -262,8 +218,13 @@ impl LinearStack {
         Some(match format {
             WeightFormat::Bf16 => Self::Bf16(codec::filled(total(inp), bf16::ZERO)?),
             WeightFormat::F16 => Self::F16(codec::filled(total(inp), f16::ZERO)?),
-            WeightFormat::F32 => Self::F32(codec::filled(total(inp), 0.0)?),
-            WeightFormat::Fp8ScaledE8m0 | WeightFormat::Fp8ScaledF32 => {
+            WeightFormat::F32
+            | WeightFormat::Fp8Rows
+            | WeightFormat::Fp4ScaledF32
+            | WeightFormat::Nvfp4 => Self::F32(codec::filled(total(inp), 0.0)?),
+            WeightFormat::Fp8ScaledE8m0
+            | WeightFormat::Fp8ScaledF32
+            | WeightFormat::Fp8ScaledBf16 => {
                 let blocks = out
                     .div_ceil(FP8_BLOCK)
                     .saturating_mul(inp.div_ceil(FP8_BLOCK));
@@ -274,7 +235,7 @@ impl LinearStack {
             }
             WeightFormat::Fp4 => Self::Fp4 {
                 words: codec::zeros(total(inp.div_ceil(8)))?,
-                scales: Words::with_capacity(total(inp.div_ceil(FP4_BLOCK)).div_ceil(4)).ok()?,
+                scales: codec::reserved(total(inp.div_ceil(FP4_BLOCK))).ok()?,
             },
         })
     }
@@ -299,29 +260,26 @@ impl LinearStack {
             Self::F16(values) => part.decode(values, inp, |bytes, values| {
                 codec::decode_elements(bytes, values, f16::from_le_bytes);
             }),
-            Self::F32(values) => part.decode(values, inp, |bytes, values| {
-                codec::decode_elements(bytes, values, f32::from_le_bytes);
+            Self::F32(values) => part.fill(values, inp, |source, values| match source.scale {
+                Some(_) => source.expand(inp, values),
+                None => codec::decode_elements(source.weight.bytes, values, f32::from_le_bytes),
             }),
             Self::Fp8 { words, scales } => {
                 part.decode(words, inp.div_ceil(4), |bytes, words| {
                     codec::pack_rows(bytes, inp, words);
                 });
-                for source in sources {
-                    let bytes = source.scale_bytes();
-                    if source.format == WeightFormat::Fp8ScaledF32 {
-                        scales.extend(codec::elements(bytes, f32::from_le_bytes));
-                    } else {
-                        scales.extend(bytes.iter().map(|&code| codec::e8m0_to_f32(code)));
-                    }
-                }
+                let stored = sources.iter().flat_map(|source| source.scale);
+                scales.extend(stored.flat_map(|scale| codec::scale_values(&scale)));
             }
             Self::Fp4 { words, scales } => {
                 part.decode(words, inp.div_ceil(8), |bytes, words| {
                     codec::pack_nibble_rows(bytes, inp, words);
                 });
-                for source in sources {
-                    scales.push(source.scale_bytes());
-                }
+                let found = sources.par_iter().map(|source| source.fp4_scales(inp));
+                let found: Vec<_> = found.flatten().collect();
+                found
+                    .iter()
+                    .for_each(|found| scales.extend_from_slice(found));
             }
         }
     }
@@ -340,7 +298,7 @@ impl LinearStack {
             Self::Fp4 { words, scales } => HostLinear::Fp4 {
                 shape,
                 words,
-                scales: scales.finish(SCALE_ONE),
+                scales: codec::words(&scales, SCALE_ONE),
             },
         }
     }
@@ -360,7 +318,7 @@ impl LinearStack {
             Self::Fp4 { words, scales } => HostExperts::Fp4 {
                 shape,
                 words,
-                scales: scales.finish(SCALE_ONE),
+                scales: codec::words(&scales, SCALE_ONE),
             },
         }
     }

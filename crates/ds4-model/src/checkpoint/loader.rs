@@ -77,7 +77,7 @@ impl<'a> Branch<'a> {
             skipped: self.skipped,
             reported_to: Some(self.reported_to),
             spoiled: self.spoiled,
-            ..Loader::new(self.checkpoint)
+            ..Loader::quiet(self.checkpoint)
         }
     }
 }
@@ -91,6 +91,14 @@ impl<'a> Loader<'a> {
             .map(|tensor| tensor.bytes.len() as u64)
             .sum();
         Self {
+            bytes_total,
+            ..Self::quiet(checkpoint)
+        }
+    }
+
+    /// A loader that knows nothing of progress.
+    pub(super) fn quiet(checkpoint: &'a Checkpoint) -> Self {
+        Self {
             checkpoint,
             asked: HashSet::new(),
             counted: HashSet::new(),
@@ -102,7 +110,7 @@ impl<'a> Loader<'a> {
             progress: None,
             reported_to: None,
             bytes_read: 0,
-            bytes_total,
+            bytes_total: 0,
             spoiled: Arc::default(),
             headers_only: false,
         }

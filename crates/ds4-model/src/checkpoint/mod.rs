@@ -10,29 +10,38 @@
 //! - Tensor names of the released files, with an MTP layer or a DSpark drafter, also with a prefix
 //!   such as `model.`, and those of Hugging Face `transformers`, whose tensors of all experts are
 //!   divided.
-//! - Linear weights in FP4 (`I8`, scales `F8_E8M0` per 32), FP8 (`F8_E4M3`, scales `F8_E8M0` or
-//!   `F32` per 128x128), `BF16`, `F16`, `F32`. The tensors decide, not the configuration, and each
-//!   linear decides for itself.
+//! - Linear weights in FP4 (`I8`, `U8` or `F4`, scales `F8_E8M0`, `F32` or `BF16` per 32), NVFP4
+//!   (scales `F8_E4M3` per 16 and one of all), FP8 (`F8_E4M3`, scales `F8_E8M0`, `F32` or `BF16`
+//!   per 128x128, per row, per 32 of a row or one of all), `BF16`, `F16`, `F32`. The tensors
+//!   decide, not the configuration, and each linear for itself. FP4 whose scales fold to E8M0 per
+//!   32 is held so; what no kernel reads is decoded in f32 to a dense matrix.
 //!
 //! # Rejected
 //! - Other architectures.
-//! - GGUF, NVFP4 and the formats of `compressed-tensors`.
+//! - GGUF and packed integers.
 //!
 //! # Skipped
 //! - Tensors and routing biases for images, biases of routers that have a table of experts, copies
-//!   of the embedding and the output matrix under a drafter, and tensors without elements that
-//!   nothing asks for.
+//!   of the embedding and the output matrix under a drafter, scales of activations and caches, and
+//!   tensors without elements that nothing asks for.
+//!
+//! # Written
+//! - [`Checkpoint::convert`] writes any of these in the released form, dense, or with the names of
+//!   `transformers`.
 
 mod build;
 mod codec;
+mod convert;
 mod directory;
 mod error;
 mod experts;
+mod format;
 mod host;
 mod index;
 mod loader;
 mod names;
 mod options;
+mod packed;
 mod progress;
 pub(crate) mod shard;
 mod stored;
@@ -45,6 +54,7 @@ pub use safetensors::Dtype;
 
 pub use crate::weights::load_all;
 pub use codec::e8m0_to_f32;
+pub use convert::Form;
 pub(crate) use directory::CONFIG_FILE;
 pub use directory::{Checkpoint, CheckpointTensor};
 pub use error::{

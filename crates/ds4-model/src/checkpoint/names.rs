@@ -22,15 +22,22 @@ const IMAGES: [&str; 6] = [
     "image_newline",
     "image_pad",
 ];
+/// The scale of a whole NVFP4 tensor, as a factor and as a divisor.
+pub(super) const FACTOR: &str = ".weight_scale_2";
+pub(super) const DIVISOR: &str = ".weight_global_scale";
 /// Tensors that only the DSpark drafter has.
 const DSPARK: [&str; 4] = ["main_proj", "main_norm", "markov_head", "confidence_head"];
 
 /// Why a tensor of this name is left out, whatever else there is.
 pub(super) fn skipped(name: &str) -> Option<&'static str> {
     let is_of_images = name.ends_with(IMAGE_BIAS) || IMAGES.iter().any(|of| name.starts_with(of));
-    match KNOWN_COPIES.contains(&name) {
-        true => Some("copies"),
-        false => is_of_images.then_some("images"),
+    match name.rsplit('.').next().unwrap_or_default() {
+        _ if KNOWN_COPIES.contains(&name) => Some("copies"),
+        _ if is_of_images => Some("images"),
+        // Activations and caches are exact here.
+        "input_scale" | "input_global_scale" | "output_scale" | "q_scale" | "k_scale"
+        | "v_scale" | "kv_scale" => Some("scales of activations"),
+        _ => None,
     }
 }
 
@@ -148,7 +155,12 @@ const EXPERT: [Renamed; 3] = [
     (".down_proj.", ".w2."),
 ];
 /// Ends of names.
-const ENDS: [Renamed; 1] = [(".weight_scale_inv", ".scale")];
+const ENDS: [Renamed; 3] = [
+    (SCALE_INV, ".scale"),
+    (".weight_scale", ".scale"),
+    (".weight_packed", ".weight"),
+];
+const SCALE_INV: &str = ".weight_scale_inv";
 
 /// A tensor of `transformers` that has the weights of all experts of a layer, and its parts.
 pub(super) struct Stack {
@@ -183,6 +195,55 @@ pub(super) const STACKS: [Stack; 4] = [
         of: "scale",
     },
 ];
+
+/// The name among the modules of `transformers` of a tensor with a released one. It has none of
+/// what drafts.
+pub(super) fn transformers(name: &str) -> String {
+    if name.starts_with(DRAFTER) {
+        return name.to_owned();
+    }
+    let named = |name: &str, table: &[Renamed]| {
+        let mut fitting = table.iter();
+        let other = fitting.find_map(|(other, own)| Some((*other, name.strip_prefix(own)?)));
+        other.map_or(name.to_owned(), |(other, rest)| format!("{other}{rest}"))
+    };
+    let Some((layer, rest)) = layer(name) else {
+        let prefix = if name.starts_with("head.") {
+            ""
+        } else {
+            "model."
+        };
+        return format!("{prefix}{}", named(name, &TRUNK));
+    };
+    let mut rest = match rest.strip_suffix(".scale") {
+        Some(start) => format!("{start}{SCALE_INV}"),
+        None => rest.to_owned(),
+    };
+    if rest.starts_with("ffn.") {
+        for (other, released) in EXPERT {
+            rest = rest.replace(released, other);
+        }
+    }
+    format!("model.{layer}{}", named(&rest, &LAYER))
+}
+
+/// The name of the tensor of all experts of a layer that has this part of one, and its place there:
+/// the expert, and the part of it.
+pub(super) fn stack_of(name: &str) -> Option<(String, [usize; 2])> {
+    let (layer, rest) = name.split_once(".ffn.experts.")?;
+    let [expert, part, of] = rest.split('.').collect::<Vec<_>>()[..] else {
+        return None;
+    };
+    let mut stacks = STACKS.iter().filter(|stack| stack.of == of);
+    let (stack, index) = stacks.find_map(|stack| {
+        let index = stack.parts.iter().position(|own| *own == part)?;
+        Some((stack, index))
+    })?;
+    Some((
+        format!("{layer}{}", stack.end),
+        [expert.parse().ok()?, index],
+    ))
+}
 
 /// The name of a tensor in a released checkpoint and whose name it has, for one that others call
 /// otherwise.

@@ -11,6 +11,7 @@ use burn_ds4_ops::quant::{Activations, Fp4Layout, repack_fp4};
 use rayon::prelude::*;
 use safetensors::Dtype;
 
+use super::format::WeightFormat;
 use super::host::{HostExperts, blocks_alike};
 use super::loader::{Branch, Loader};
 use super::options::LoadOptions;
@@ -179,7 +180,7 @@ impl WeightSource for Stored<'_, '_> {
         let first = experts.map_or(prefix.to_owned(), |_| format!("{prefix}.0"));
         let first = format!("{first}{}", parts.first()?);
         let shape = [matrices, parts.len(), out, inp];
-        self.count_stack((prefix, &first), shape, false);
+        self.count_stack((prefix, &first), shape, out);
         let host = self.loader.stack(prefix, experts, parts, [out, inp])?;
         let activations = match host {
             HostExperts::Dense(_) => Activations::Exact,
@@ -192,8 +193,7 @@ impl WeightSource for Stored<'_, '_> {
     }
 
     fn groups(&mut self, prefix: &str, [groups, rank, width]: [usize; 3]) -> Option<WeightStack> {
-        let decoded = !blocks_alike(groups, rank);
-        self.count_stack((prefix, prefix), [groups, 1, rank, width], decoded);
+        self.count_stack((prefix, prefix), [groups, 1, rank, width], groups * rank);
         let host = self.loader.linear(prefix, groups * rank, width)?;
         Some(match host.into_groups(groups) {
             Ok(host) => self.weight_stack(host),
@@ -221,15 +221,21 @@ impl Stored<'_, '_> {
         self.bytes.tensor(shape, dtype);
     }
 
-    /// Counts matrices of `parts` linears each under a prefix, in the format of the linear `first`.
-    /// FP8 may have to be decoded.
-    fn count_stack(&mut self, (prefix, first): (&str, &str), shape: [usize; 4], decoded: bool) {
+    /// Counts matrices of `parts` linears each under a prefix, in the format of the linear `first`,
+    /// which has so many rows in the file. FP8 of several groups may have to be decoded.
+    fn count_stack(&mut self, (prefix, first): (&str, &str), shape: [usize; 4], rows: usize) {
         let (expand, dtype) = (self.options.expand, self.options.dtype.into());
-        let stored = self.stored_dtype(&format!("{first}.weight"));
-        self.bytes.under(prefix, |bytes| match stored {
-            Some(Dtype::F8_E4M3) if !expand && !decoded => bytes.fp8(shape),
-            Some(Dtype::I8) if !expand => bytes.fp4(shape),
-            _ => bytes.tensor(&shape, dtype),
+        let [matrices, _, out, inp] = shape;
+        let decoded = rows != out && !blocks_alike(matrices, out);
+        let stored = Loader::quiet(self.loader.checkpoint()).locate(first, rows, inp);
+        let held = stored.filter(|_| !expand).map(|stored| stored.held(inp));
+        self.bytes.under(prefix, |bytes| match held {
+            None | Some(WeightFormat::Bf16 | WeightFormat::F16 | WeightFormat::F32) => {
+                bytes.tensor(&shape, dtype);
+            }
+            Some(WeightFormat::Fp4) => bytes.fp4(shape),
+            Some(_) if decoded => bytes.tensor(&shape, dtype),
+            Some(_) => bytes.fp8(shape),
         });
     }
 

@@ -7,11 +7,15 @@ use safetensors::Dtype;
 use super::codec;
 use super::directory::CheckpointTensor;
 use super::error::InvalidReason;
-use super::host::{FP4_BLOCK, FP8_BLOCK, HostLinear, LinearStack, StoredLinear, WeightFormat};
+use super::format::{FP4_BLOCK, PACKED, Packed, StoredLinear, WeightFormat};
+use super::host::{HostLinear, LinearStack};
 use super::loader::Loader;
+use super::names::{DIVISOR, FACTOR};
 
 const DENSE: &str = "BF16, F16 or F32";
-const LINEAR: &str = "F8_E4M3, I8 (FP4), BF16, F16 or F32";
+const LINEAR: &str = "F8_E4M3, I8, U8 or F4 (FP4), BF16, F16 or F32";
+/// Of FP8, and of FP4.
+const SCALES: [&str; 2] = ["F8_E8M0, F32 or BF16", "F8_E8M0, U8, F8_E4M3, F32 or BF16"];
 
 /// Bytes of the files that are decoded at a time, about, by all threads together. The memory of the
 /// host may take their pages back before the next.
@@ -28,11 +32,7 @@ impl<'a> Loader<'a> {
         };
         self.check_shape(&tensor, shape).then_some(())?;
         let elements = shape.iter().product();
-        let source = StoredLinear {
-            format,
-            weight: tensor,
-            scale: None,
-        };
+        let source = StoredLinear::dense(format, tensor);
         match self
             .gather(&[source], [1, elements])?
             .into_linear([1, elements])
@@ -120,48 +120,61 @@ impl<'a> Loader<'a> {
         inp: usize,
     ) -> Option<StoredLinear<'a>> {
         let weight = self.find(&format!("{prefix}.weight"), &[out, inp])?;
-        let (stored, scales, scale_types) = match weight.dtype {
-            Dtype::F8_E4M3 => (
-                [out, inp],
-                Some([out.div_ceil(FP8_BLOCK), inp.div_ceil(FP8_BLOCK)]),
-                "F8_E8M0 or F32",
-            ),
-            Dtype::I8 => (
-                [out, inp.div_ceil(2)],
-                Some([out, inp.div_ceil(FP4_BLOCK)]),
-                "F8_E8M0",
-            ),
-            _ => ([out, inp], None, DENSE),
+        let dense = WeightFormat::of_dense(weight.dtype);
+        let of_codes = |(_, codes, ..): &&Packed| codes.contains(&weight.dtype);
+        let mut formats = PACKED.iter().filter(of_codes);
+        let usual = formats.clone().next();
+        let stored = match weight.dtype {
+            Dtype::I8 | Dtype::U8 => [out, inp.div_ceil(2)],
+            _ => [out, inp],
         };
-        let Some(scales) = scales else {
-            let Some(format) = WeightFormat::of_dense(weight.dtype) else {
-                self.invalid_dtype(&weight, LINEAR);
-                return None;
-            };
-            return self.check_shape(&weight, &stored).then_some(StoredLinear {
-                format,
-                weight,
-                scale: None,
-            });
+        let fits = (dense.is_some() || usual.is_some()) && self.check_shape(&weight, &stored);
+        if let Some(format) = dense {
+            return fits.then_some(StoredLinear::dense(format, weight));
+        }
+        let Some(usual) = usual else {
+            self.invalid_dtype(&weight, LINEAR);
+            return None;
         };
 
-        let fits = self.check_shape(&weight, &stored);
-        let scale = self.find(&format!("{prefix}.scale"), &scales)?;
-        let format = match (weight.dtype, scale.dtype) {
-            (Dtype::F8_E4M3, Dtype::F8_E8M0) => WeightFormat::Fp8ScaledE8m0,
-            (Dtype::F8_E4M3, Dtype::F32) => WeightFormat::Fp8ScaledF32,
-            (Dtype::I8, Dtype::F8_E8M0) => WeightFormat::Fp4,
-            _ => {
-                self.invalid_dtype(&scale, scale_types);
+        let name = format!("{prefix}.scale");
+        let kind = self.checkpoint().tensor(&name).map(|scale| scale.dtype);
+        let of_kind = |(_, _, scales, _): &&Packed| kind.is_some_and(|kind| scales.contains(&kind));
+        let found = formats.find(of_kind);
+        let &(format, .., block) = found.unwrap_or(usual);
+        let blocks = [out.div_ceil(block[0]), inp.div_ceil(block[1])];
+        let scale = self.find(&name, &blocks)?;
+        if found.is_none() {
+            self.invalid_dtype(&scale, SCALES[usize::from(block[0] == 1)]);
+            return None;
+        }
+        let whole = match *scale.shape {
+            _ if block[0] == 1 || scale.shape == blocks => None,
+            [rows] | [rows, 1] if rows == out && out > 1 => Some([1, inp]),
+            [rows, blocks] if [rows, blocks] == [out, inp.div_ceil(FP4_BLOCK)] => {
+                Some([1, FP4_BLOCK])
+            }
+            [] | [1] => Some([out, inp]),
+            _ => None,
+        };
+        let mut source = StoredLinear::dense(format, weight);
+        (source.scale, source.block) = (Some(scale), whole.unwrap_or(block));
+        if whole.is_some() {
+            source.format = WeightFormat::Fp8Rows;
+        }
+        let mut fits = (whole.is_some() || self.check_shape(&scale, &blocks)) && fits;
+        if format == WeightFormat::Nvfp4 {
+            let names = [DIVISOR, FACTOR].map(|end| format!("{prefix}{end}"));
+            let name = names.iter().find(|name| self.contains(name));
+            let global = self.find(name.unwrap_or(&names[1]), &[])?;
+            if global.dtype != Dtype::F32 {
+                self.invalid_dtype(&global, "F32");
                 return None;
             }
-        };
-        let source = StoredLinear {
-            format,
-            weight,
-            scale: Some(scale),
-        };
-        (self.check_shape(&scale, &scales) && fits).then_some(source)
+            fits &= global.bytes.len() == 4 || self.check_shape(&global, &[]);
+            source.global = Some(global);
+        }
+        fits.then_some(source)
     }
 
     /// Records values, codes and scales that are not finite.
@@ -177,6 +190,10 @@ impl<'a> Loader<'a> {
             }
             if let (Some(scale), Some((count, first))) = (source.scale, bad_scales) {
                 self.invalid(scale.name, InvalidReason::NonFiniteScales { count, first });
+            }
+            if let Some(global) = source.global.filter(|_| !source.factor().is_finite()) {
+                let reason = InvalidReason::NonFiniteScales { count: 1, first: 0 };
+                self.invalid(global.name, reason);
             }
         }
     }
@@ -196,7 +213,12 @@ impl<'a> Loader<'a> {
         };
         let mut stack = None;
         if !self.failed() {
-            stack = LinearStack::zeros(first.format, sources.len(), shape);
+            let held = |source: &StoredLinear<'a>| source.held(shape[1]);
+            let format = match sources.par_iter().all(|of| held(of) == WeightFormat::Fp4) {
+                true => WeightFormat::Fp4,
+                false => first.format,
+            };
+            stack = LinearStack::zeros(format, sources.len(), shape);
             if stack.is_none() {
                 self.invalid(first.weight.name, InvalidReason::OutOfMemory);
             }
@@ -210,11 +232,8 @@ impl<'a> Loader<'a> {
             if let Some(stack) = &mut stack {
                 stack.fill(index * batch, sources, shape);
             }
-            for source in sources {
-                self.count(&source.weight);
-                if let Some(scale) = &source.scale {
-                    self.count(scale);
-                }
+            for tensor in sources.iter().flat_map(StoredLinear::tensors) {
+                self.count(&tensor);
             }
         }
         stack
@@ -228,14 +247,14 @@ fn bad_contents(source: &StoredLinear<'_>) -> [Option<(usize, usize)>; 2] {
         WeightFormat::F32 => codec::not_finite_f32(bytes),
         WeightFormat::Bf16 => codec::not_finite_bf16(bytes),
         WeightFormat::F16 => codec::not_finite_f16(bytes),
-        WeightFormat::Fp8ScaledE8m0 | WeightFormat::Fp8ScaledF32 => {
-            codec::count_bad(bytes.iter(), |&code| codec::is_e4m3_nan(code))
-        }
         // All codes are numbers.
-        WeightFormat::Fp4 => None,
+        WeightFormat::Fp4 | WeightFormat::Fp4ScaledF32 | WeightFormat::Nvfp4 => None,
+        _ => codec::count_bad(bytes.iter(), |&code| codec::is_e4m3_nan(code)),
     };
     let bad_scales = source.scale.and_then(|scale| match scale.dtype {
         Dtype::F32 => codec::not_finite_f32(scale.bytes),
+        Dtype::BF16 => codec::not_finite_bf16(scale.bytes),
+        Dtype::F8_E4M3 => codec::count_bad(scale.bytes.iter(), |&code| codec::is_e4m3_nan(code)),
         _ => codec::count_bad(scale.bytes.iter(), |&code| codec::is_e8m0_nan(code)),
     });
     [bad, bad_scales]

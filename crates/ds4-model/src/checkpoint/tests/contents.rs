@@ -58,9 +58,9 @@ fn weights_and_scales_of_other_types_are_refused() {
     let tensors = [
         stored("f64.weight", "F64", &[1, 1], &[0; 8]),
         stored("fp4.weight", "I8", &[1, 16], &[0; 16]),
-        stored("fp4.scale", "F32", &[1, 1], &[0; 4]),
+        stored("fp4.scale", "F16", &[1, 1], &[0; 2]),
         stored("fp8.weight", "F8_E4M3", &[1, 1], &[0]),
-        stored("fp8.scale", "BF16", &[1, 1], &[0; 2]),
+        stored("fp8.scale", "F16", &[1, 1], &[0; 2]),
         stored("ids", "U8", &[1], &[0]),
     ];
     let errors = report(&tensors, |loader| {
@@ -76,10 +76,13 @@ fn weights_and_scales_of_other_types_are_refused() {
         [
             invalid(
                 "f64.weight",
-                dtype(Dtype::F64, "F8_E4M3, I8 (FP4), BF16, F16 or F32")
+                dtype(Dtype::F64, "F8_E4M3, I8, U8 or F4 (FP4), BF16, F16 or F32")
             ),
-            invalid("fp4.scale", dtype(Dtype::F32, "F8_E8M0")),
-            invalid("fp8.scale", dtype(Dtype::BF16, "F8_E8M0 or F32")),
+            invalid(
+                "fp4.scale",
+                dtype(Dtype::F16, "F8_E8M0, U8, F8_E4M3, F32 or BF16")
+            ),
+            invalid("fp8.scale", dtype(Dtype::F16, "F8_E8M0, F32 or BF16")),
             invalid("ids", dtype(Dtype::U8, "I64 or I32")),
         ]
     );

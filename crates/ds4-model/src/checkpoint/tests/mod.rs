@@ -1,6 +1,7 @@
 mod contents;
 mod damage;
 mod fixtures;
+mod formats;
 mod groups;
 mod open;
 mod packing;

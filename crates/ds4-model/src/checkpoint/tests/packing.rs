@@ -1,7 +1,8 @@
 use burn::tensor::{DType, TensorData};
 use half::{bf16, f16};
 
-use crate::checkpoint::host::{LinearStack, WeightFormat};
+use crate::checkpoint::format::WeightFormat;
+use crate::checkpoint::host::LinearStack;
 use crate::checkpoint::{HostExperts, HostLinear, Loader, e8m0_to_f32};
 
 use super::{StoredTensor, checkpoint_of, stored, stored_f32};

@@ -1,13 +1,9 @@
-use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::checkpoint::{Checkpoint, CheckpointError, Form};
 
 use super::fixtures::load_model;
-use super::{
-    Loader, StoredTensor, empty_checkpoint, repository, safetensors, stored, stored_f32,
-    with_header,
-};
+use super::{StoredTensor, empty_checkpoint, repository, safetensors, stored_f32};
 
 fn write_index(dir: &Path, entries: &[(&str, &str)]) {
     let entries: Vec<String> = entries
@@ -30,46 +26,16 @@ fn one(name: &str) -> StoredTensor {
 }
 
 #[test]
-fn three_shards_give_the_weights_of_the_single_file() {
+fn shards_give_the_weights_of_the_single_file() {
     let single = Checkpoint::open(&repository::path("assets/ds4-tiny")).unwrap();
-    let mut shards: [Vec<StoredTensor>; 3] = Default::default();
-    let mut entries: Vec<(String, String)> = Vec::new();
-    for (i, tensor) in single.tensors().enumerate() {
-        entries.push((
-            tensor.name.to_string(),
-            format!("model-{}.safetensors", i % 3),
-        ));
-        shards[i % 3].push(StoredTensor {
-            name: tensor.name.to_string(),
-            dtype: match tensor.dtype.to_string().as_str() {
-                "BF16" => "BF16",
-                "F32" => "F32",
-                "I64" => "I64",
-                "I8" => "I8",
-                "F8_E4M3" => "F8_E4M3",
-                "F8_E8M0" => "F8_E8M0",
-                other => panic!("{other}"),
-            },
-            shape: tensor.shape.to_vec(),
-            bytes: tensor.bytes.to_vec(),
-        });
-    }
-    let dir = empty_checkpoint();
-    for (i, tensors) in shards.iter().enumerate() {
-        write_shard(dir.path(), &format!("model-{i}.safetensors"), tensors);
-    }
-    let entries: Vec<(&str, &str)> = entries
-        .iter()
-        .map(|(tensor, shard)| (tensor.as_str(), shard.as_str()))
-        .collect();
-    write_index(dir.path(), &entries);
-
-    let sharded = Checkpoint::open(dir.path()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let sharded = single.convert(Form::Released, dir.path(), 4_000_000, |_, _| {});
+    let sharded = sharded.unwrap();
+    assert_eq!(sharded.shards.len(), 3);
     assert_eq!(sharded.tensors().len(), single.tensors().len());
-    let shard_of: BTreeMap<&str, &str> = entries.into_iter().collect();
-    for tensor in sharded.tensors() {
-        let shard = tensor.shard.file_name().unwrap().to_str().unwrap();
-        assert_eq!(shard, shard_of[tensor.name]);
+    for (one, other) in sharded.tensors().zip(single.tensors()) {
+        assert_eq!((one.name, one.dtype), (other.name, other.dtype));
+        assert!(one.bytes == other.bytes && one.shard != other.shard);
     }
     assert_eq!(load_model(&sharded), load_model(&single));
 }
@@ -250,49 +216,4 @@ fn tensors_that_only_a_shard_knows_are_kept() {
     write_index(dir.path(), &[("a", "1.safetensors")]);
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     assert!(checkpoint.tensor("b").is_some());
-}
-
-/// A snapshot in the cache of a hub: links to files that are named by their contents.
-#[cfg(unix)]
-#[test]
-fn links_to_blobs_an_index_without_metadata_and_tensors_without_elements_open() {
-    let dir = tempfile::tempdir().unwrap();
-    let (blobs, snapshot) = (dir.path().join("blobs"), dir.path().join("snapshots/rev"));
-    std::fs::create_dir_all(&blobs).unwrap();
-    std::fs::create_dir_all(&snapshot).unwrap();
-    let config = std::fs::read(repository::path("assets/ds4-tiny/config.json")).unwrap();
-    let index = br#"{"weight_map": {"c": "2.safetensors", "a": "1.safetensors"}}"#;
-    let empty = stored("empty", "BF16", &[0, 3], &[]);
-    let bytes = stored("a", "I8", &[3], &[1, 2, 3]);
-    let header = r#"{"__metadata__":{},"c":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}}"#;
-    for (number, (name, contents)) in [
-        ("config.json", config),
-        ("model.safetensors.index.json", index.to_vec()),
-        ("1.safetensors", safetensors(&[empty, bytes])),
-        ("2.safetensors", with_header(header, &[7])),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let blob = format!("blob{number}");
-        std::fs::write(blobs.join(&blob), contents).unwrap();
-        let link = std::path::Path::new("../../blobs").join(blob);
-        std::os::unix::fs::symlink(link, snapshot.join(name)).unwrap();
-    }
-    let checkpoint = Checkpoint::open(&snapshot).unwrap();
-    assert_eq!(checkpoint.tensor("a").unwrap().bytes, [1, 2, 3]);
-    assert_eq!(checkpoint.tensor("c").unwrap().bytes, [7]);
-    assert_eq!(checkpoint.skipped("empty"), Some("empty"));
-    // Nothing asks for what has no elements.
-    let mut loader = Loader::new(&checkpoint);
-    loader.skip_prefix("a");
-    loader.skip_prefix("c");
-    loader.finish(Some(())).unwrap();
-    // A link whose file is gone.
-    std::fs::remove_file(blobs.join("blob3")).unwrap();
-    let error = Checkpoint::open(&snapshot).unwrap_err();
-    assert!(
-        matches!(error, CheckpointError::MissingShards { .. }),
-        "{error}"
-    );
 }

@@ -5,7 +5,8 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::super::{CheckpointTensor, Dialect, Dtype, LoadOptions};
+use super::super::directory::is_apart;
+use super::super::{CheckpointTensor, Dialect, Dtype, Form, LoadOptions, names};
 use super::{
     Checkpoint, CheckpointError, StoredTensor, repository, safetensors, stored, stored_f32,
 };
@@ -13,17 +14,17 @@ use crate::cache::CacheConfig;
 use crate::model::Model;
 
 /// All in F32; FP4 in the experts and FP8 elsewhere; that with a DSpark drafter.
-const RANDOM: &str = "tests/fixtures/layer-goldens";
-const TINY: &str = "assets/ds4-tiny";
-const DSPARK: &str = "assets/ds4-tiny-dspark";
+pub(super) const RANDOM: &str = "tests/fixtures/layer-goldens";
+pub(super) const TINY: &str = "assets/ds4-tiny";
+pub(super) const DSPARK: &str = "assets/ds4-tiny-dspark";
 
 /// What a checkpoint is written from.
-struct Variant {
-    config: Value,
-    tensors: Vec<StoredTensor>,
+pub(super) struct Variant {
+    pub(super) config: Value,
+    pub(super) tensors: Vec<StoredTensor>,
 }
 
-fn kept(tensor: CheckpointTensor<'_>) -> StoredTensor {
+pub(super) fn kept(tensor: CheckpointTensor<'_>) -> StoredTensor {
     let dtype = match tensor.dtype {
         Dtype::F32 => "F32",
         Dtype::BF16 => "BF16",
@@ -37,7 +38,7 @@ fn kept(tensor: CheckpointTensor<'_>) -> StoredTensor {
 }
 
 impl Variant {
-    fn of(dir: &str) -> Self {
+    pub(super) fn of(dir: &str) -> Self {
         let dir = repository::path(dir);
         let text = std::fs::read_to_string(dir.join("config.json")).unwrap();
         Self {
@@ -50,20 +51,20 @@ impl Variant {
         }
     }
 
-    fn named(mut self, name: impl Fn(&str) -> String) -> Self {
+    pub(super) fn named(mut self, name: impl Fn(&str) -> String) -> Self {
         for tensor in &mut self.tensors {
             tensor.name = name(&tensor.name);
         }
         self
     }
 
-    fn without(mut self, prefix: &str) -> Self {
+    pub(super) fn without(mut self, prefix: &str) -> Self {
         self.tensors
             .retain(|tensor| !tensor.name.starts_with(prefix));
         self
     }
 
-    fn open(&self) -> Result<(TempDir, Checkpoint), CheckpointError> {
+    pub(super) fn open(&self) -> Result<(TempDir, Checkpoint), CheckpointError> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("config.json"), self.config.to_string()).unwrap();
         let file = safetensors(&self.tensors);
@@ -72,139 +73,111 @@ impl Variant {
         Ok((dir, checkpoint))
     }
 
+    /// Written in another form, in a directory `target`.
+    pub(super) fn converted(&self, form: Form) -> (TempDir, Checkpoint) {
+        let (dir, checkpoint) = self.open().unwrap();
+        let target = dir.path().join("target");
+        let written = checkpoint.convert(form, &target, 400_000, |_, _| {});
+        (dir, written.unwrap())
+    }
+
     /// The checkpoint, the model with decoded weights and its logits.
     fn run(&self) -> (Checkpoint, Model, Vec<f32>) {
         let (_dir, checkpoint) = self.open().unwrap();
-        let options = LoadOptions {
-            expand: true,
-            ..LoadOptions::default()
-        };
-        let device = Device::flex();
-        let model = checkpoint.load(&options, &device).unwrap();
-        let ids: Vec<i64> = (0..21).map(|position| position * 37 % 128).collect();
-        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, 21]), &device);
-        let mut cache = model.new_cache(CacheConfig::default()).unwrap();
-        let logits = model.forward(ids, &mut cache).unwrap().into_data();
-        (checkpoint, model, logits.try_to_vec::<f32>().unwrap())
+        let (model, logits) = run(&checkpoint);
+        (checkpoint, model, logits)
     }
 
-    fn logits(&self) -> Vec<f32> {
+    pub(super) fn logits(&self) -> Vec<f32> {
         self.run().2
     }
 }
 
-/// The name of a tensor among the modules of `transformers`.
-fn of_transformers(name: &str) -> String {
-    let trunk = [
-        ("embed.weight", "model.embed_tokens.weight"),
-        ("head.weight", "lm_head.weight"),
-        ("hc_head_fn", "model.hc_head.hc_fn"),
-        ("hc_head_base", "model.hc_head.hc_base"),
-        ("hc_head_scale", "model.hc_head.hc_scale"),
-    ];
-    if let Some((_, other)) = trunk.iter().find(|(released, _)| *released == name) {
-        return other.to_string();
-    }
-    let mut name = format!("model.{name}");
-    for (released, other) in [
-        (".indexer.compressor.", ".compressor.indexer."),
-        (".indexer.wq_b.", ".compressor.indexer.q_b_proj."),
-        (
-            ".indexer.weights_proj.",
-            ".compressor.indexer.scorer.weights_proj.",
-        ),
-        (".compressor.norm.", ".compressor.kv_norm."),
-        (".compressor.indexer.norm.", ".compressor.indexer.kv_norm."),
-        (".attn_sink", ".sinks"),
-        (".ape", ".position_bias"),
-        (".q_norm.", ".q_a_norm."),
-        (".wq_a.", ".q_a_proj."),
-        (".wq_b.", ".q_b_proj."),
-        (".wkv.", ".kv_proj."),
-        (".wgate.", ".gate_proj."),
-        (".wo_a.", ".o_a_proj."),
-        (".wo_b.", ".o_b_proj."),
-        (".gate.bias", ".gate.e_score_correction_bias"),
-        (".w1.", ".gate_proj."),
-        (".w2.", ".down_proj."),
-        (".w3.", ".up_proj."),
-        (".attn.", ".self_attn."),
-        (".ffn.", ".mlp."),
-        (".attn_norm.", ".input_layernorm."),
-        (".ffn_norm.", ".post_attention_layernorm."),
-        (".hc_attn_", ".attn_hc."),
-        (".hc_ffn_", ".ffn_hc."),
-    ] {
-        name = name.replace(released, other);
-    }
-    name
+pub(super) fn run(checkpoint: &Checkpoint) -> (Model, Vec<f32>) {
+    let options = LoadOptions {
+        expand: true,
+        ..LoadOptions::default()
+    };
+    let device = Device::flex();
+    let model = checkpoint.load(&options, &device).unwrap();
+    let ids: Vec<i64> = (0..21).map(|position| position * 37 % 128).collect();
+    let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, 21]), &device);
+    let mut cache = model.new_cache(CacheConfig::default()).unwrap();
+    let logits = model.forward(ids, &mut cache).unwrap().into_data();
+    (model, logits.try_to_vec::<f32>().unwrap())
 }
 
-/// Puts the weights of all experts of a layer into one tensor each of gate and up, and of down.
-fn stack_experts(variant: &mut Variant) {
-    for layer in 0..4 {
-        for (leaf, parts) in [("gate_up", &["gate", "up"][..]), ("down", &["down"])] {
-            let prefix = format!("model.layers.{layer}.mlp.experts");
-            let pairs = (0..8).flat_map(|expert| parts.iter().map(move |part| (expert, part)));
-            let taken: Vec<StoredTensor> = pairs
-                .map(|(expert, part)| {
-                    let name = format!("{prefix}.{expert}.{part}_proj.weight");
-                    let mut names = variant.tensors.iter().map(|tensor| &tensor.name);
-                    let index = names.position(|other| *other == name).unwrap();
-                    variant.tensors.swap_remove(index)
-                })
-                .collect();
-            let [rows, columns] = taken[0].shape[..] else {
-                panic!("a matrix");
-            };
-            let bytes = taken.iter().map(|tensor| &tensor.bytes[..]);
-            variant.tensors.push(stored(
-                &format!("{prefix}.{leaf}_proj"),
-                taken[0].dtype,
-                &[8, parts.len() * rows, columns],
-                &bytes.collect::<Vec<_>>().concat(),
-            ));
-        }
-    }
-}
+/// Names among the modules of `transformers`, and the released ones.
+const NAMES: &str = "\
+model.embed_tokens.weight embed.weight
+lm_head.weight head.weight
+model.norm.weight norm.weight
+model.hc_head.hc_fn hc_head_fn
+model.layers.2.input_layernorm.weight layers.2.attn_norm.weight
+model.layers.2.post_attention_layernorm.weight layers.2.ffn_norm.weight
+model.layers.2.attn_hc.scale layers.2.hc_attn_scale
+model.layers.2.ffn_hc.base layers.2.hc_ffn_base
+model.layers.2.self_attn.sinks layers.2.attn.attn_sink
+model.layers.2.self_attn.q_a_proj.weight layers.2.attn.wq_a.weight
+model.layers.2.self_attn.q_a_norm.weight layers.2.attn.q_norm.weight
+model.layers.2.self_attn.q_b_proj.weight_scale_inv layers.2.attn.wq_b.scale
+model.layers.2.self_attn.kv_proj.weight layers.2.attn.wkv.weight
+model.layers.2.self_attn.kv_norm.weight layers.2.attn.kv_norm.weight
+model.layers.2.self_attn.o_a_proj.weight layers.2.attn.wo_a.weight
+model.layers.2.self_attn.o_b_proj.weight layers.2.attn.wo_b.weight
+model.layers.2.self_attn.compressor.kv_proj.weight layers.2.attn.compressor.wkv.weight
+model.layers.2.self_attn.compressor.gate_proj.weight layers.2.attn.compressor.wgate.weight
+model.layers.2.self_attn.compressor.position_bias layers.2.attn.compressor.ape
+model.layers.2.self_attn.compressor.kv_norm.weight layers.2.attn.compressor.norm.weight
+model.layers.2.self_attn.compressor.indexer.q_b_proj.weight layers.2.attn.indexer.wq_b.weight
+model.layers.2.self_attn.compressor.indexer.scorer.weights_proj.weight \
+layers.2.attn.indexer.weights_proj.weight
+model.layers.2.self_attn.compressor.indexer.gate_proj.weight \
+layers.2.attn.indexer.compressor.wgate.weight
+model.layers.2.self_attn.compressor.indexer.kv_norm.weight \
+layers.2.attn.indexer.compressor.norm.weight
+model.layers.2.mlp.gate.weight layers.2.ffn.gate.weight
+model.layers.2.mlp.gate.tid2eid layers.2.ffn.gate.tid2eid
+model.layers.2.mlp.gate.e_score_correction_bias layers.2.ffn.gate.bias
+model.layers.2.mlp.experts.7.up_proj.weight layers.2.ffn.experts.7.w3.weight
+model.layers.2.mlp.experts.gate_up_proj layers.2.ffn.experts.gate_up_proj
+model.layers.2.mlp.shared_experts.down_proj.weight layers.2.ffn.shared_experts.w2.weight";
 
 #[test]
 fn names_of_transformers_with_experts_apart_or_in_one_tensor_give_the_same_logits() {
+    for line in NAMES.lines() {
+        let (other, released) = line.split_once(' ').unwrap();
+        assert_eq!(names::released(other).unwrap().0, released);
+        assert_eq!(names::transformers(released), other);
+    }
     let expected = Variant::of(RANDOM).logits();
     // It writes nothing of the MTP layer, which its configuration still names.
-    let mut variant = Variant::of(RANDOM).without("mtp.").named(of_transformers);
-    for is_stacked in [false, true] {
-        if is_stacked {
-            stack_experts(&mut variant);
-        }
-        let (checkpoint, model, logits) = variant.run();
+    let variant = Variant::of(RANDOM).without("mtp.");
+    let (_dir, stacked) = variant.converted(Form::Transformers);
+    assert!(stacked.shards.len() > 3);
+    let apart = variant.named(names::transformers).open().unwrap();
+    for checkpoint in [&apart.1, &stacked] {
         assert_eq!(checkpoint.dialect(), Dialect::Transformers);
         assert_eq!(checkpoint.config().num_mtp_layers, 0);
+        let (model, logits) = run(checkpoint);
         assert!(model.mtp.is_none());
-        assert!(logits == expected, "stacked: {is_stacked}");
+        assert!(logits == expected);
     }
 }
 
 #[test]
 fn a_stack_of_other_experts_and_one_whose_blocks_reach_over_its_parts_stay_whole() {
-    let mut variant = Variant::of(RANDOM).without("mtp.").named(of_transformers);
-    stack_experts(&mut variant);
-    variant.config["n_routed_experts"] = json!(4);
-    let (_dir, checkpoint) = variant.open().unwrap();
+    let variant = Variant::of(RANDOM).without("mtp.");
+    let (dir, _) = variant.converted(Form::Transformers);
+    let path = dir.path().join("target/config.json");
+    let mut config = variant.config;
+    config["n_routed_experts"] = json!(4);
+    std::fs::write(path, config.to_string()).unwrap();
+    let checkpoint = Checkpoint::open(&dir.path().join("target")).unwrap();
     let error = checkpoint.load(&LoadOptions::default(), &Device::flex());
     let error = error.unwrap_err().to_string();
     assert!(error.contains("ffn.experts.gate_up_proj"), "{error}");
-
-    let scale = stored_f32(
-        "model.layers.0.mlp.experts.gate_up_proj_scale_inv",
-        &[8, 2, 1],
-        &[1.0; 16],
-    );
-    variant.tensors.push(scale);
-    variant.config["n_routed_experts"] = json!(8);
-    let (_dir, checkpoint) = variant.open().unwrap();
-    let name = "layers.0.ffn.experts.gate_up_proj_scale_inv";
-    assert!(checkpoint.tensor(name).is_some());
+    assert!(!is_apart(2, 2, 32) && is_apart(2, 64, 32) && is_apart(2, 2, 128));
 }
 
 #[test]
@@ -294,50 +267,58 @@ fn e4m3(code: u8) -> f32 {
 
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-/// The matrix that codes and scales stand for.
-fn decoded(weight: &StoredTensor, scale: &StoredTensor) -> StoredTensor {
-    let scales: Vec<f32> = match scale.dtype {
-        "F32" => scale
-            .bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|bytes| f32::from_le_bytes(*bytes))
-            .collect(),
-        _ => scale
-            .bytes
-            .iter()
-            .map(|code| 2f32.powi(i32::from(*code) - 127))
-            .collect(),
+/// The matrix that codes and scales stand for, with a scale of each row where there are as many.
+pub(super) fn decoded(weight: &StoredTensor, scale: &StoredTensor, factor: f32) -> StoredTensor {
+    let four_bytes = scale.bytes.as_chunks().0.iter();
+    let bytes = scale.bytes.iter();
+    let (scales, block): (Vec<f32>, usize) = match scale.dtype {
+        "F32" => (
+            four_bytes.map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+            128,
+        ),
+        "F8_E4M3" => (bytes.map(|code| e4m3(*code)).collect(), 16),
+        _ => (
+            bytes
+                .map(|code| 2f32.powi(i32::from(*code) - 127))
+                .collect(),
+            32,
+        ),
     };
-    let is_fp4 = weight.dtype == "I8";
+    let is_fp4 = weight.dtype != "F8_E4M3";
     let [rows, columns] = [
         weight.shape[0],
         weight.shape[1] * if is_fp4 { 2 } else { 1 },
     ];
-    let value = |row: usize, column: usize| match is_fp4 {
-        true => {
-            let byte = weight.bytes[(row * columns + column) / 2];
-            let code = byte >> (4 * (column % 2)) & 15;
-            let value = E2M1[usize::from(code & 7)];
-            let scale = scales[row * scale.shape[1] + column / 32];
-            if code < 8 {
-                value * scale
-            } else {
-                -value * scale
+    let value = |row: usize, column: usize| {
+        let height = if is_fp4 || scale.shape[0] == rows {
+            1
+        } else {
+            128
+        };
+        let width = match scale.shape[1] * 32 == columns {
+            true if !is_fp4 => 32,
+            _ if is_fp4 => block,
+            _ => 128,
+        };
+        let place = (column / width).min(scale.shape[1] - 1);
+        let row_of_scales = (row / height).min(scale.shape[0] - 1);
+        let scale = scales[row_of_scales * scale.shape[1] + place];
+        let value = match is_fp4 {
+            false => e4m3(weight.bytes[row * columns + column]),
+            true => {
+                let code = weight.bytes[(row * columns + column) / 2] >> (4 * (column % 2));
+                let value = E2M1[usize::from(code & 7)];
+                if code & 8 == 0 { value } else { -value }
             }
-        }
-        false => {
-            let scale = scales[row / 128 * scale.shape[1] + column / 128];
-            e4m3(weight.bytes[row * columns + column]) * scale
-        }
+        };
+        value * scale * factor
     };
     let values = (0..rows * columns).map(|index| value(index / columns, index % columns));
     stored_f32(&weight.name, &[rows, columns], &values.collect::<Vec<_>>())
 }
 
 /// The same model with a dense matrix for each packed one.
-fn dense(variant: &Variant) -> Variant {
+pub(super) fn dense(variant: &Variant) -> Variant {
     let scale_of = |name: &str| {
         let name = format!("{}.scale", name.strip_suffix(".weight")?);
         variant.tensors.iter().find(|tensor| tensor.name == name)
@@ -347,7 +328,7 @@ fn dense(variant: &Variant) -> Variant {
         .iter()
         .filter(|tensor| !tensor.name.ends_with(".scale"));
     let tensors = tensors.map(|tensor| match scale_of(&tensor.name) {
-        Some(scale) => decoded(tensor, scale),
+        Some(scale) => decoded(tensor, scale, 1.0),
         None => tensor.clone(),
     });
     Variant {
@@ -412,4 +393,7 @@ fn experts_of_base_models_give_the_logits_of_what_they_stand_for() {
     let logits = base.logits();
     assert!(logits.iter().all(|logit| logit.is_finite()));
     assert!(logits == dense(&base).logits());
+    for form in [Form::Released, Form::Dense, Form::Transformers] {
+        assert!(run(&base.converted(form).1).1 == logits, "{form:?}");
+    }
 }
