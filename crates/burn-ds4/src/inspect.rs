@@ -9,8 +9,10 @@
 //!   forward call come on top.
 //! * **Cache** is that of one sequence that can be rolled back by one draft, trunk and MTP layer
 //!   together.
+//! * **Packed weights** are counted by format, with what becomes of those that no kernel reads:
+//!   NVFP4 is folded to FP4 where that is exact, and else decoded to the dtype of the activations.
 //! * **Not loaded** is what a model has no use for: what is for images, copies, biases of routers
-//!   that have a table of experts, and tensors without elements.
+//!   that have a table of experts, scales of activations, and tensors without elements.
 //! * **Plan**, with `--devices`: the layers that each device would have, or has parts of with
 //!   `--parallel tensor`, as they are loaded packed with bf16 activations, and the bytes of their
 //!   weights and of the caches of `--ctx` positions. With `--memory`, whether that fits, and up to
@@ -78,6 +80,18 @@ pub fn run(args: &Options) -> Result<(), Box<dyn Error>> {
     writeln!(out, "{}", args.model.display())?;
     print_config(config, &mut out)?;
     writeln!(out, "  {:<22}{}", "tensor names", checkpoint.dialect())?;
+    let formats = checkpoint.packed_formats();
+    writeln!(out, "  {:<22}{}", "variant", variant(&checkpoint, &formats))?;
+    let packed = formats.iter();
+    let packed: Vec<_> = packed
+        .map(|(format, weights)| format!("{weights} in {format}"))
+        .collect();
+    let packed = if packed.is_empty() {
+        "none".to_owned()
+    } else {
+        packed.join("; ")
+    };
+    writeln!(out, "  {:<22}{packed}", "packed weights")?;
     if args.tensors {
         writeln!(out, "\n{:<14}  {:<20}  tensor", "dtype", "shape")?;
         for tensor in checkpoint.tensors() {
@@ -116,6 +130,31 @@ pub fn run(args: &Options) -> Result<(), Box<dyn Error>> {
     }
     out.flush()?;
     Ok(())
+}
+
+/// What the checkpoint has of what releases differ by.
+fn variant(checkpoint: &Checkpoint, formats: &BTreeMap<String, usize>) -> String {
+    let config = checkpoint.config();
+    let drafter = match (&config.dspark, config.num_mtp_layers) {
+        (Some(_), _) => "DSpark drafter (0731, 0813)",
+        (None, 0) => "no drafter",
+        (None, _) => "MTP layer (first release)",
+    };
+    let expert = checkpoint.tensor("layers.0.ffn.experts.0.w1.weight");
+    let experts = match expert.map(|expert| expert.dtype) {
+        _ if formats.keys().any(|format| format.starts_with("NVFP4")) => "NVFP4",
+        Some(Dtype::F8_E4M3) => "FP8 (-Base)",
+        Some(Dtype::BF16 | Dtype::F16 | Dtype::F32) => "dense",
+        _ => "FP4",
+    };
+    let mut tensors = checkpoint.tensors();
+    let has_images = tensors.any(|tensor| checkpoint.skipped(tensor.name) == Some("images"));
+    let images = if has_images {
+        ", images (Vision-Exp)"
+    } else {
+        ""
+    };
+    format!("{experts} experts, {drafter}{images}")
 }
 
 /// How the model is divided among devices.
@@ -341,8 +380,9 @@ fn part(name: &str) -> &'static str {
 fn parameters(tensor: &CheckpointTensor<'_>) -> usize {
     let elements = tensor.shape.iter().product();
     match tensor.dtype {
-        Dtype::I8 => 2 * elements,
-        _ if tensor.name.ends_with(".scale") || tensor.name.ends_with(".tid2eid") => 0,
+        _ if tensor.name.ends_with("scale") || tensor.name.ends_with("scale_2") => 0,
+        _ if tensor.name.ends_with(".tid2eid") => 0,
+        Dtype::I8 | Dtype::U8 => 2 * elements,
         _ => elements,
     }
 }

@@ -1,18 +1,19 @@
 //! DeepSeek-V4 for people who install a program: `burn-ds4` serves, chats, continues texts,
-//! inspects, evaluates and times checkpoints.
+//! inspects, converts, evaluates and times checkpoints.
 //!
 //! The library has what others mount or embed: [`serve::Server`], whose routes are an
 //! [`axum::Router`], and the loop of a [`chat`]. The model itself is the crate [`ds4_model`].
 //!
 //! Conversations take the feature `protocols`, which is on by default: DeepSeek's own crates, and
-//! with them a C and a C++ compiler. Without it there are `generate`, `inspect`, `eval` and
-//! `bench`.
+//! with them a C and a C++ compiler. Without it there are `generate`, `inspect`,
+//! `convert`, `eval` and `bench`.
 
 mod bench;
 #[cfg(feature = "protocols")]
 pub mod chat;
 #[cfg(feature = "protocols")]
 pub mod conversation;
+mod convert;
 mod eval;
 pub mod generate;
 mod inspect;
@@ -51,6 +52,7 @@ enum Command {
     Chat(generate::ModelOptions),
     Generate(generate::Options),
     Inspect(inspect::Options),
+    Convert(convert::Options),
     Eval(eval::Options),
     Bench(bench::BenchOptions),
     /// Writes completions for a shell to standard output.
@@ -87,6 +89,7 @@ impl Command {
             Self::Chat(options) => generate::run_chat(options),
             Self::Generate(options) => generate::run(options),
             Self::Inspect(options) => inspect::run(options),
+            Self::Convert(options) => convert::run(options),
             Self::Eval(options) => eval::run(options),
             Self::Bench(options) => bench::run(options),
             Self::Completions { shell } => {

@@ -94,6 +94,64 @@ fn sizes_that_the_tensors_contradict_are_refused_before_anything_is_allocated() 
     }
 }
 
+/// What `convert` writes gives the golden text, damaged it is refused in every form, and a full
+/// disk leaves what another run goes on with.
+#[test]
+fn every_form_is_written_and_its_damage_refused() {
+    let (text, continuation) = golden_text("short", 4);
+    for (form, told) in [
+        ("released", "672 in FP4"),
+        ("dense", "packed weights        none"),
+        ("hf", "of transformers"),
+    ] {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let target = dir.path().join("target");
+        let arguments = ["--to", form, "--shard-size", "4"];
+        #[cfg(unix)]
+        {
+            // Writing fails after 64 kB, and no signal ends the program.
+            let limited = r#"trap '' XFSZ; ulimit -f 128; exec "$0" convert "$@""#;
+            let mut command = Command::new("sh");
+            command.args(["-c", limited, env!("CARGO_BIN_EXE_burn-ds4")]);
+            let output = command.args(arguments).arg(&target).output();
+            let output = output.expect("a shell");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(stderr.contains("cannot be written"), "{stderr}");
+            assert_refused(&run_on("inspect", &target, &[]));
+        }
+        let path = target.to_str().expect("a UTF-8 path");
+        run("convert", &[&arguments[..], &[path]].concat()).ok();
+        let again = run("convert", &[&arguments[..], &[path]].concat());
+        assert_refused(&again);
+        assert!(again.stderr.contains("is not empty"), "{again:?}");
+        let ended = run_on("inspect", &target, &[]).ok();
+        assert!(ended.stdout.contains(told), "{ended:?}");
+        let generate = ["-p", &text, "-n", "4", "--device", "flex"];
+        let ended = run_on("generate", &target, &generate).ok();
+        assert_eq!(ended.stdout, format!("{text}{continuation}\n"));
+
+        let files = fs::read_dir(&target).expect("it is there");
+        let mut shards = files.map(|entry| entry.expect("an entry").path());
+        let is_shard =
+            |path: &std::path::PathBuf| path.extension().is_some_and(|end| end == "safetensors");
+        let shard = shards.find(is_shard).expect("a shard");
+        let whole = fs::read(&shard).expect("it is there");
+        let swapped = [&whole[..20], &[0xff, b'"'], &whole[22..]].concat();
+        for damaged in [&whole[..4], &whole[..whole.len() - 1], &swapped, b""] {
+            fs::write(&shard, damaged).expect("it is writable");
+            assert_refused(&run_on("inspect", &target, &[]));
+            assert_refused(&run_on("generate", &target, &generate));
+        }
+        fs::remove_file(&shard).expect("it is there");
+        let ended = run_on("inspect", &target, &[]);
+        assert_refused(&ended);
+        assert!(
+            ended.stderr.contains("shards that do not exist"),
+            "{ended:?}"
+        );
+    }
+}
+
 #[test]
 fn names_and_values_of_files_cannot_control_the_terminal() {
     let escape = "\u{1b}]0;title\u{7}\u{9b}2J\r";

@@ -51,7 +51,12 @@ fn names_and_what_is_not_loaded_are_told() {
     let model = dir.path().to_str().expect("a UTF-8 path");
     let inspected = run("inspect", &["--model", model]);
     assert_eq!(inspected.code, 0, "{inspected:?}");
-    for told in ["of the release, with a prefix", "images, not loaded"] {
+    for told in [
+        "of the release, with a prefix",
+        "images, not loaded",
+        "672 in FP4; 61 in FP8 with F8_E8M0 scales",
+        "FP4 experts, MTP layer (first release), images (Vision-Exp)",
+    ] {
         assert!(inspected.stdout.contains(told), "{inspected:?}");
     }
 }
