@@ -76,6 +76,7 @@ pub mod markov;
 pub mod matmul;
 pub mod moe;
 pub mod norm;
+mod operators;
 mod optional;
 pub mod quant;
 mod random;

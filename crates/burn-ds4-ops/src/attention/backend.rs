@@ -1,6 +1,3 @@
-use burn::backend::tensor::FloatTensor;
-#[allow(unused_imports)]
-use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::Shape;
 
 use super::args::{
@@ -11,28 +8,34 @@ use super::args::{
 use super::launch;
 use super::reference;
 use super::rows::RowOps;
+#[cfg(feature = "fusion")]
+use crate::attention::args::{
+    OptionalCompressionMetadata, OptionalStateMetadata, StepRowsMetadata, StoredStepMetadata,
+};
 use crate::matmul::MatmulOps;
 use crate::norm::NormOps;
+use crate::operators::operators;
 use crate::optional::OptionalFloat;
 
-/// Extends Burn's backends by the operators of this family. The default bodies are the reference.
-///
-/// No tensor that is passed to them is empty.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    Cube: cfg(feature = "cube"),
-    Fusion: cfg(feature = "fusion")
-)]
-pub trait AttentionOps: MatmulOps + NormOps + RowOps {
+operators! {
+    /// Extends Burn's backends by the operators of this family.
+    ///
+    /// No tensor that is passed to them is empty.
+    pub trait AttentionOps: MatmulOps + NormOps + RowOps;
+
     /// See [`sink_attention`](super::sink_attention).
-    #[fusion(meta = |inputs| fusion::like(&inputs.queries))]
+    #[fusion(meta = |inputs| like(&inputs.queries))]
     fn sink_attention(#[extension_type] inputs: SinkInputs<Self>) -> FloatTensor<Self> {
         inputs.output()
     }
+    if launch::can_attend(&inputs) => launch::sink_attention(inputs);
 
     /// See [`sink_probabilities`](super::sink_probabilities). Takes f32 queries that are already
     /// multiplied by the scale; `columns` is the number of columns of the result.
-    #[fusion(meta = |inputs, columns| fusion::probabilities(&inputs.queries, *columns))]
+    #[fusion(meta = |inputs, columns| {
+        let [batch, count, heads, _] = inputs.queries.shape.dims();
+        spec([batch, count, heads, *columns], DType::F32)
+    })]
     fn sink_probabilities(
         #[extension_type] inputs: SinkInputs<Self>,
         columns: usize,
@@ -44,7 +47,7 @@ pub trait AttentionOps: MatmulOps + NormOps + RowOps {
 
     /// See [`index_scores`](super::index_scores).
     #[fusion(meta = |queries, keys, _weights, _scale, _visibility, _rotation| {
-        fusion::scores(queries, keys)
+        spec([queries.shape[0], queries.shape[1], keys.shape[1]], DType::F32)
     })]
     fn index_scores(
         queries: FloatTensor<Self>,
@@ -59,13 +62,13 @@ pub trait AttentionOps: MatmulOps + NormOps + RowOps {
     }
 
     /// See [`cached_attention`](super::cached_attention).
-    #[fusion(meta = |queries, _window, _blocks| fusion::like(&queries.x))]
+    #[fusion(meta = |queries, _window, _blocks| like(&queries.x))]
     fn cached_attention(
         #[extension_type] queries: Queries<Self>,
         window: FloatTensor<Self>,
         #[extension_type] blocks: CachedBlocks<Self>,
     ) -> FloatTensor<Self> {
-        reference::cached_attention::<Self>(queries, window, blocks, SinkInputs::output)
+        reference::cached_attention::<Self>(queries, window, blocks, Self::sink_attention)
     }
 
     /// See [`append_rows`](super::append_rows).
@@ -76,6 +79,7 @@ pub trait AttentionOps: MatmulOps + NormOps + RowOps {
     ) -> FloatTensor<Self> {
         reference::append_rows::<Self>(new, ring)
     }
+    if launch::can_append(&new, &ring) => launch::append_rows(new, ring);
 
     /// See [`compress_rows`](super::compress_rows). Returns the raw rows and the compressed rows.
     #[fusion(meta = |_inputs, raw, rows| (raw.clone(), rows.clone()))]
@@ -86,11 +90,75 @@ pub trait AttentionOps: MatmulOps + NormOps + RowOps {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         reference::compress_rows::<Self>(inputs, raw, rows)
     }
+    if launch::can_compress(&inputs, &raw, &rows) => launch::compress_rows(inputs, raw, rows);
 
     /// See [`store_step`](super::store_step).
-    #[fusion(meta = fusion::stored)]
+    #[fusion(meta = stored)]
     fn store_step(#[extension_type] step: StepRows<Self>) -> StoredStep<Self> {
         store_by_parts(step)
+    }
+    if launch::can_store(&step) => launch::store_step(step);
+
+    flex {
+        /// The positions are in the host's memory: reading them costs nothing, and no row is read
+        /// that its query does not see.
+        fn index_scores(
+            queries: FloatTensor<Self>,
+            keys: FloatTensor<Self>,
+            weights: FloatTensor<Self>,
+            scale: f64,
+            visibility: BlockVisibility<Self>,
+            rotation: QueryRotation<Self>,
+        ) -> FloatTensor<Self> {
+            let queries = rotate(queries, rotation);
+            reference::index_scores_by_query::<Self>(queries, keys, weights, scale, visibility)
+        }
+
+        /// As [`index_scores`](Self::index_scores).
+        fn cached_attention(
+            queries: Queries<Self>,
+            window: FloatTensor<Self>,
+            blocks: CachedBlocks<Self>,
+        ) -> FloatTensor<Self> {
+            reference::cached_attention_by_query::<Self>(queries, window, blocks)
+        }
+    }
+
+    cube {
+        fn index_scores(
+            queries: FloatTensor<Self>,
+            keys: FloatTensor<Self>,
+            weights: FloatTensor<Self>,
+            scale: f64,
+            visibility: BlockVisibility<Self>,
+            rotation: QueryRotation<Self>,
+        ) -> FloatTensor<Self> {
+            let can_score = launch::can_score(&queries, &keys, &visibility);
+            let (queries, rotation) =
+                match can_score && launch::rotates(&queries, &keys, &visibility, &rotation) {
+                    true => (queries, rotation),
+                    false => (rotate(queries, rotation), QueryRotation::None),
+                };
+            if can_score {
+                launch::index_scores(queries, keys, weights, scale, visibility, rotation)
+            } else {
+                reference::index_scores::<Self>(queries, keys, weights, scale, visibility)
+            }
+        }
+
+        fn cached_attention(
+            queries: Queries<Self>,
+            window: FloatTensor<Self>,
+            blocks: CachedBlocks<Self>,
+        ) -> FloatTensor<Self> {
+            if launch::can_attend_cached(&queries, &window, &blocks) {
+                launch::cached_attention(queries, window, blocks)
+            } else if launch::can_attend_many(&queries, &window, &blocks) {
+                launch::attend_many(queries, window, blocks)
+            } else {
+                reference::cached_attention(queries, window, blocks, Self::sink_attention)
+            }
+        }
     }
 }
 
@@ -122,146 +190,23 @@ fn store_by_parts<B: AttentionOps>(step: StepRows<B>) -> StoredStep<B> {
     }
 }
 
-#[cfg(feature = "flex")]
-impl AttentionOps for burn::backend::Flex {
-    /// The positions are in the host's memory: reading them costs nothing, and no row is read that
-    /// its query does not see.
-    fn index_scores(
-        queries: FloatTensor<Self>,
-        keys: FloatTensor<Self>,
-        weights: FloatTensor<Self>,
-        scale: f64,
-        visibility: BlockVisibility<Self>,
-        rotation: QueryRotation<Self>,
-    ) -> FloatTensor<Self> {
-        let queries = rotate(queries, rotation);
-        reference::index_scores_by_query::<Self>(queries, keys, weights, scale, visibility)
-    }
-
-    /// As [`index_scores`](Self::index_scores).
-    fn cached_attention(
-        queries: Queries<Self>,
-        window: FloatTensor<Self>,
-        blocks: CachedBlocks<Self>,
-    ) -> FloatTensor<Self> {
-        reference::cached_attention_by_query::<Self>(queries, window, blocks)
-    }
-}
-
-#[cfg(feature = "cube")]
-impl AttentionOps for burn_cubecl::CubeBackend {
-    fn sink_attention(inputs: SinkInputs<Self>) -> FloatTensor<Self> {
-        if launch::can_attend(&inputs) {
-            launch::sink_attention(inputs)
-        } else {
-            inputs.output()
-        }
-    }
-
-    fn index_scores(
-        queries: FloatTensor<Self>,
-        keys: FloatTensor<Self>,
-        weights: FloatTensor<Self>,
-        scale: f64,
-        visibility: BlockVisibility<Self>,
-        rotation: QueryRotation<Self>,
-    ) -> FloatTensor<Self> {
-        let can_score = launch::can_score(&queries, &keys, &visibility);
-        let (queries, rotation) =
-            match can_score && launch::rotates(&queries, &keys, &visibility, &rotation) {
-                true => (queries, rotation),
-                false => (rotate(queries, rotation), QueryRotation::None),
-            };
-        if can_score {
-            launch::index_scores(queries, keys, weights, scale, visibility, rotation)
-        } else {
-            reference::index_scores::<Self>(queries, keys, weights, scale, visibility)
-        }
-    }
-
-    fn cached_attention(
-        queries: Queries<Self>,
-        window: FloatTensor<Self>,
-        blocks: CachedBlocks<Self>,
-    ) -> FloatTensor<Self> {
-        if launch::can_attend_cached(&queries, &window, &blocks) {
-            launch::cached_attention(queries, window, blocks)
-        } else if launch::can_attend_many(&queries, &window, &blocks) {
-            launch::attend_many(queries, window, blocks)
-        } else {
-            reference::cached_attention(queries, window, blocks, Self::sink_attention)
-        }
-    }
-
-    fn append_rows(new: NewRows<Self>, ring: FloatTensor<Self>) -> FloatTensor<Self> {
-        if launch::can_append(&new, &ring) {
-            launch::append_rows(new, ring)
-        } else {
-            reference::append_rows::<Self>(new, ring)
-        }
-    }
-
-    fn compress_rows(
-        inputs: Compression<Self>,
-        raw: FloatTensor<Self>,
-        rows: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        if launch::can_compress(&inputs, &raw, &rows) {
-            launch::compress_rows(inputs, raw, rows)
-        } else {
-            reference::compress_rows::<Self>(inputs, raw, rows)
-        }
-    }
-
-    fn store_step(step: StepRows<Self>) -> StoredStep<Self> {
-        if launch::can_store(&step) {
-            launch::store_step(step)
-        } else {
-            store_by_parts(step)
-        }
-    }
-}
-
-/// The shapes and dtypes of outputs, which fusion needs before the operators run.
 #[cfg(feature = "fusion")]
-mod fusion {
-    use burn::backend::fusion::custom::TensorSpec;
-    use burn::tensor::DType;
-
-    use crate::attention::args::{
-        OptionalCompressionMetadata, OptionalStateMetadata, StepRowsMetadata, StoredStepMetadata,
-    };
-
-    pub(super) fn stored(step: &StepRowsMetadata) -> StoredStepMetadata {
-        StoredStepMetadata {
-            queries: step.queries.clone(),
-            ring: step.ring.clone(),
-            compressed: state(&step.compressed),
-            indexed: state(&step.indexed),
-        }
+fn stored(step: &StepRowsMetadata) -> StoredStepMetadata {
+    StoredStepMetadata {
+        queries: step.queries.clone(),
+        ring: step.ring.clone(),
+        compressed: state(&step.compressed),
+        indexed: state(&step.indexed),
     }
+}
 
-    fn state(of: &OptionalCompressionMetadata) -> OptionalStateMetadata {
-        match of {
-            OptionalCompressionMetadata::None => OptionalStateMetadata::None,
-            OptionalCompressionMetadata::Some { raw, rows, .. } => OptionalStateMetadata::Some {
-                raw: raw.clone(),
-                rows: rows.clone(),
-            },
-        }
-    }
-
-    pub(super) fn like(queries: &TensorSpec) -> TensorSpec {
-        TensorSpec::new(queries.shape.clone(), queries.dtype)
-    }
-
-    pub(super) fn probabilities(queries: &TensorSpec, columns: usize) -> TensorSpec {
-        let [batch, count, heads, _] = queries.shape.dims();
-        TensorSpec::new([batch, count, heads, columns].into(), DType::F32)
-    }
-
-    pub(super) fn scores(queries: &TensorSpec, keys: &TensorSpec) -> TensorSpec {
-        let shape = [queries.shape[0], queries.shape[1], keys.shape[1]];
-        TensorSpec::new(shape.into(), DType::F32)
+#[cfg(feature = "fusion")]
+fn state(of: &OptionalCompressionMetadata) -> OptionalStateMetadata {
+    match of {
+        OptionalCompressionMetadata::None => OptionalStateMetadata::None,
+        OptionalCompressionMetadata::Some { raw, rows, .. } => OptionalStateMetadata::Some {
+            raw: raw.clone(),
+            rows: rows.clone(),
+        },
     }
 }

@@ -37,8 +37,12 @@ pub(super) struct Candidates {
     special: Option<(CubeTensor, CubeTensor)>,
 }
 
-pub(super) fn can_run(h: &CubeTensor, head: &HeadTensors<CubeBackend>, probes: usize) -> bool {
-    let tokens = h.shape()[0];
+pub(super) fn can_run(
+    h: &CubeTensor,
+    head: &HeadTensors<CubeBackend>,
+    chosen: &CubeTensor,
+) -> bool {
+    let (tokens, probes) = (h.shape()[0], chosen.shape()[1]);
     let [clusters, capacity] = head.ids.shape().dims();
     // Special tokens count too, and there are no more of them than rows.
     let candidates = (clusters + probes) * capacity;

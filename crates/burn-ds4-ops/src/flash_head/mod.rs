@@ -41,10 +41,12 @@ mod seeding;
 mod validation;
 
 use burn::backend::Dispatch;
+use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::{Int, Tensor};
 
 use crate::OpError;
-use crate::optional::{OptionalFloat, OptionalInt};
+use crate::optional::OptionalInt;
+use args::HeadTensors;
 pub use args::MAX_TOKENS;
 use backend::FlashHeadOps;
 pub use build::BuildProgress;
@@ -105,12 +107,9 @@ pub fn flash_head_argmax(
     probes: usize,
 ) -> Result<Tensor<1, Int>, OpError> {
     head.check_call(&h, probes)?;
-    Ok(Tensor::from_dispatch(Dispatch::flash_head_argmax(
-        h.into_dispatch(),
-        head.tensors(),
-        special(head),
-        probes,
-    )))
+    let (h, tensors, special, chosen) = probed(h, head, None, probes, 1.0);
+    let tokens = Dispatch::flash_head_argmax(h, tensors, special, chosen);
+    Ok(Tensor::from_dispatch(tokens))
 }
 
 /// Returns the [candidates](self#candidates) of each hidden state with their logits, to sample
@@ -151,7 +150,7 @@ pub fn flash_head_candidates(
     probes: usize,
 ) -> Result<FlashHeadCandidates, OpError> {
     head.check_call(&h, probes)?;
-    Ok(candidates(h, head, None::<Tensor<2>>.into(), probes, 1.0))
+    Ok(candidates(h, head, None, probes, 1.0))
 }
 
 /// Returns the logits of the whole vocabulary, `-inf` for ids that are no
@@ -194,13 +193,9 @@ pub fn flash_head_logits(
     probes: usize,
 ) -> Result<Tensor<2>, OpError> {
     head.check_call(&h, probes)?;
-    Ok(Tensor::from_dispatch(Dispatch::flash_head_logits(
-        h.into_dispatch(),
-        head.tensors(),
-        special(head),
-        probes,
-        head.vocabulary(),
-    )))
+    let (h, tensors, special, chosen) = probed(h, head, None, probes, 1.0);
+    let logits = Dispatch::flash_head_logits(h, tensors, special, chosen, head.vocabulary());
+    Ok(Tensor::from_dispatch(logits))
 }
 
 /// Draws clusters and returns the candidates of those. This is for sampling in two stages: first
@@ -255,27 +250,41 @@ pub fn flash_head_draw(
 ) -> Result<FlashHeadCandidates, OpError> {
     head.check_call(&h, probes)?;
     head.check_draw(&h, temperature, &uniform)?;
-    let uniform = Some(uniform).into();
-    Ok(candidates(h, head, uniform, probes, temperature))
+    Ok(candidates(h, head, Some(uniform), probes, temperature))
 }
 
 fn candidates(
     h: Tensor<2>,
     head: &FlashHead,
-    uniform: OptionalFloat<Dispatch>,
+    uniform: Option<Tensor<2>>,
     probes: usize,
     temperature: f64,
 ) -> FlashHeadCandidates {
-    let h = h.into_dispatch();
-    let chosen =
-        Dispatch::flash_head_clusters(h.clone(), head.tensors(), uniform, probes, temperature);
-    let (ids, logits) = Dispatch::flash_head_candidates(h, head.tensors(), special(head), chosen);
+    let (h, tensors, special, chosen) = probed(h, head, uniform, probes, temperature);
+    let (ids, logits) = Dispatch::flash_head_candidates(h, tensors, special, chosen);
     FlashHeadCandidates {
         ids: Tensor::from_dispatch(ids),
         logits: Tensor::from_dispatch(logits),
     }
 }
 
-fn special(head: &FlashHead) -> OptionalInt<Dispatch> {
-    head.special_rows().into()
+/// The arguments of the operators. The last ones are the clusters that are probed.
+type Probed = (
+    FloatTensor<Dispatch>,
+    HeadTensors<Dispatch>,
+    OptionalInt<Dispatch>,
+    IntTensor<Dispatch>,
+);
+
+fn probed(
+    h: Tensor<2>,
+    head: &FlashHead,
+    uniform: Option<Tensor<2>>,
+    probes: usize,
+    temperature: f64,
+) -> Probed {
+    let (h, tensors, uniform) = (h.into_dispatch(), head.tensors(), uniform.into());
+    let chosen =
+        Dispatch::flash_head_clusters(h.clone(), tensors.clone(), uniform, probes, temperature);
+    (h, tensors, head.special_rows().into(), chosen)
 }

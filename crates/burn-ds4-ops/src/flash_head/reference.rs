@@ -126,25 +126,14 @@ pub(super) fn candidates<B: MatmulOps>(
     (ids, logits)
 }
 
-/// The candidates of the most similar clusters.
-fn likely<B: MatmulOps + TopkOps>(
+pub(super) fn argmax<B: MatmulOps>(
     h: FloatTensor<B>,
     head: HeadTensors<B>,
     special: Option<IntTensor<B>>,
-    probes: usize,
-) -> (IntTensor<B>, FloatTensor<B>) {
-    let chosen = clusters::<B>(h.clone(), head.clone(), None, probes, 1.0);
-    candidates::<B>(h, head, special, chosen)
-}
-
-pub(super) fn argmax<B: MatmulOps + TopkOps>(
-    h: FloatTensor<B>,
-    head: HeadTensors<B>,
-    special: Option<IntTensor<B>>,
-    probes: usize,
+    chosen: IntTensor<B>,
 ) -> IntTensor<B> {
     let tokens = h.shape()[0];
-    let (ids, logits) = likely::<B>(h, head, special, probes);
+    let (ids, logits) = candidates::<B>(h, head, special, chosen);
     let mask_dtype = bool_dtype::<B>(&ids.device());
     let nan = B::float_is_nan(logits.clone(), mask_dtype);
     let lowest = f32::NEG_INFINITY;
@@ -160,15 +149,15 @@ pub(super) fn argmax<B: MatmulOps + TopkOps>(
     B::int_reshape(winner, Shape::new([tokens]))
 }
 
-pub(super) fn logits<B: MatmulOps + TopkOps>(
+pub(super) fn logits<B: MatmulOps>(
     h: FloatTensor<B>,
     head: HeadTensors<B>,
     special: Option<IntTensor<B>>,
-    probes: usize,
+    chosen: IntTensor<B>,
     vocabulary: usize,
 ) -> FloatTensor<B> {
     let (tokens, device) = (h.shape()[0], h.device());
-    let (ids, logits) = likely::<B>(h, head, special, probes);
+    let (ids, logits) = candidates::<B>(h, head, special, chosen);
     let number = ids.shape().num_elements();
     // Padding goes to a column of its own, after those of the vocabulary.
     let columns = vocabulary + 1;

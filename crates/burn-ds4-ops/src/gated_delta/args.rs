@@ -3,6 +3,8 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
+use crate::optional::OptionalInt;
+
 /// The most tokens of a sequence that one call of
 /// [`gated_delta_rule`](super::gated_delta_rule) takes.
 pub const MAX_TOKENS: usize = 16;
@@ -37,4 +39,24 @@ pub struct Recurrence<B: Backend> {
     pub softplus_threshold: f64,
     /// Whether a negative slot means slot 0.
     pub null_slot: bool,
+}
+
+/// Where the states of a call are stored, as backends see it.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+#[allow(clippy::large_enum_variant, reason = "there is one of these per call")]
+pub enum StateStore<B: Backend> {
+    /// The last or the accepted state of each sequence in the pool.
+    Pool {
+        /// `[batch]`; without them, each state goes back to the slot that it was read from.
+        #[extension_type]
+        slots: OptionalInt<B>,
+        /// `[batch]`: the tokens after which states are stored; without them, all.
+        #[extension_type]
+        accepted: OptionalInt<B>,
+    },
+    /// The state after every token, in a tensor of its own.
+    Apart,
+    /// Nowhere.
+    Nowhere,
 }

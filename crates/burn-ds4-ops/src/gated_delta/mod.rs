@@ -16,7 +16,7 @@ use burn::tensor::{Int, Tensor};
 
 use crate::OpError;
 pub use args::MAX_TOKENS;
-use args::Recurrence;
+use args::{Recurrence, StateStore};
 use backend::GatedDeltaOps;
 pub use options::{GatedDeltaOptions, NegativeSlots, StateUpdate};
 
@@ -205,37 +205,29 @@ pub fn gated_delta_rule(
         softplus_threshold: options.softplus_threshold,
         null_slot: options.negative_slots == NegativeSlots::NullSlot0,
     };
-    let accepted = match &options.update {
-        StateUpdate::Last => None,
-        StateUpdate::Accepted(steps) => Some(steps.clone()),
-        StateUpdate::Intermediate => {
-            let held = pool.clone().into_dispatch();
-            let (out, states) = Dispatch::gated_delta_rule_states(recurrence, held);
-            return Ok(GatedDelta {
-                out: Tensor::from_dispatch(out),
-                pool,
-                intermediate: Some(Tensor::from_dispatch(states)),
-            });
-        }
-        StateUpdate::Discard => {
-            let held = pool.clone().into_dispatch();
-            let out = Dispatch::gated_delta_rule_outputs(recurrence, held);
-            return Ok(GatedDelta {
-                out: Tensor::from_dispatch(out),
-                pool,
-                intermediate: None,
-            });
-        }
+    let store = match &options.update {
+        StateUpdate::Last => StateStore::Pool {
+            slots: slots.write.into(),
+            accepted: None::<Tensor<1, Int>>.into(),
+        },
+        StateUpdate::Accepted(steps) => StateStore::Pool {
+            slots: slots.write.into(),
+            accepted: Some(steps.clone()).into(),
+        },
+        StateUpdate::Intermediate => StateStore::Apart,
+        StateUpdate::Discard => StateStore::Nowhere,
     };
-    let (out, pool) = Dispatch::gated_delta_rule(
-        recurrence,
-        pool.into_dispatch(),
-        slots.write.into(),
-        accepted.into(),
-    );
+    // Nobody else must hold a pool that is written to in place.
+    let kept = (!matches!(store, StateStore::Pool { .. })).then(|| pool.clone());
+    let (out, stored) = Dispatch::gated_delta_rule(recurrence, pool.into_dispatch(), store);
+    let (pool, intermediate) = match (kept, &options.update) {
+        (None, _) => (Tensor::from_dispatch(stored), None),
+        (Some(pool), StateUpdate::Intermediate) => (pool, Some(Tensor::from_dispatch(stored))),
+        (Some(pool), _) => (pool, None),
+    };
     Ok(GatedDelta {
         out: Tensor::from_dispatch(out),
-        pool: Tensor::from_dispatch(pool),
-        intermediate: None,
+        pool,
+        intermediate,
     })
 }

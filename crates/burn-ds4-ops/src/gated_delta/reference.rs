@@ -8,7 +8,7 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape, Slice};
 
-use super::args::{NORM_EPSILON, Recurrence};
+use super::args::{NORM_EPSILON, Recurrence, StateStore};
 use crate::reference::{bool_dtype, log1p};
 
 /// The dtype of slots.
@@ -45,63 +45,54 @@ impl<B: Backend> Slots<B> {
     }
 }
 
-pub(super) fn update<B: Backend>(
+/// Returns the outputs, and the pool or, where states are stored apart, these.
+pub(super) fn gated_delta_rule<B: Backend>(
     recurrence: Recurrence<B>,
     pool: FloatTensor<B>,
-    write_slots: Option<IntTensor<B>>,
-    accepted_steps: Option<IntTensor<B>>,
+    store: StateStore<B>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let read = Slots::read(&recurrence, &pool);
     let first = initial::<B>(&pool, &read);
-    let mut saved = first.clone();
-    let outputs = steps::<B>(&recurrence, first, &read, |token, state| {
-        saved = match &accepted_steps {
-            None => state.clone(),
-            Some(accepted) => {
-                let mask_dtype = bool_dtype::<B>(&accepted.device());
-                let bound = (token as i64 + 1).into();
-                let reached = B::int_greater_equal_elem(accepted.clone(), bound, mask_dtype);
-                let reached = expand_mask::<B>(reached, &state.shape());
-                B::float_mask_where(saved.clone(), reached, state.clone())
-            }
-        };
-    });
-    let write = match write_slots {
-        None => read,
-        Some(slots) => {
-            let mut write = Slots::<B>::new(slots, pool.shape()[0], recurrence.null_slot);
-            write.skipped = B::bool_or(write.skipped, read.skipped);
-            write
+    match store {
+        StateStore::Pool { slots, accepted } => {
+            let accepted = accepted.into_option();
+            let mut saved = first.clone();
+            let outputs = steps::<B>(&recurrence, first, &read, |token, state| {
+                saved = match &accepted {
+                    None => state.clone(),
+                    Some(accepted) => {
+                        let mask_dtype = bool_dtype::<B>(&accepted.device());
+                        let bound = (token as i64 + 1).into();
+                        let reached =
+                            B::int_greater_equal_elem(accepted.clone(), bound, mask_dtype);
+                        let reached = expand_mask::<B>(reached, &state.shape());
+                        B::float_mask_where(saved.clone(), reached, state.clone())
+                    }
+                };
+            });
+            let write = match slots.into_option() {
+                None => read,
+                Some(slots) => {
+                    let mut write = Slots::<B>::new(slots, pool.shape()[0], recurrence.null_slot);
+                    write.skipped = B::bool_or(write.skipped, read.skipped);
+                    write
+                }
+            };
+            (outputs, write_states::<B>(pool, saved, write))
         }
-    };
-    (outputs, write_states::<B>(pool, saved, write))
-}
-
-pub(super) fn states<B: Backend>(
-    recurrence: Recurrence<B>,
-    pool: FloatTensor<B>,
-) -> (FloatTensor<B>, FloatTensor<B>) {
-    let read = Slots::read(&recurrence, &pool);
-    let first = initial::<B>(&pool, &read);
-    let mut states = Vec::new();
-    let outputs = steps::<B>(&recurrence, first, &read, |_, state| {
-        let [batch, heads, channels, width] = state.shape().dims();
-        let state = mask_skipped::<B>(state.clone(), &read.skipped);
-        let state = B::float_cast(state, pool.dtype().into());
-        states.push(B::float_reshape(
-            state,
-            Shape::new([batch, 1, heads, channels, width]),
-        ));
-    });
-    (outputs, B::float_cat(states, 1))
-}
-
-pub(super) fn outputs<B: Backend>(
-    recurrence: Recurrence<B>,
-    pool: FloatTensor<B>,
-) -> FloatTensor<B> {
-    let read = Slots::read(&recurrence, &pool);
-    steps::<B>(&recurrence, initial::<B>(&pool, &read), &read, |_, _| {})
+        StateStore::Apart => {
+            let mut states = Vec::new();
+            let outputs = steps::<B>(&recurrence, first, &read, |_, state| {
+                let [batch, heads, channels, width] = state.shape().dims();
+                let state = mask_skipped::<B>(state.clone(), &read.skipped);
+                let state = B::float_cast(state, pool.dtype().into());
+                let shape = Shape::new([batch, 1, heads, channels, width]);
+                states.push(B::float_reshape(state, shape));
+            });
+            (outputs, B::float_cat(states, 1))
+        }
+        StateStore::Nowhere => (steps::<B>(&recurrence, first, &read, |_, _| {}), pool),
+    }
 }
 
 fn initial<B: Backend>(pool: &FloatTensor<B>, slots: &Slots<B>) -> FloatTensor<B> {

@@ -22,14 +22,14 @@ const MAX_COLUMN_CUBES: usize = 512;
 const MAX_STEPS: usize = 4;
 
 /// Vectors of a row that each lane of a plane reads, and elements of a vector.
-fn steps(matrices: &[CubeTensor; 2], plane: u32) -> (usize, usize) {
+fn steps(matrices: [&CubeTensor; 2], plane: u32) -> (usize, usize) {
     let [embedding, output] = matrices;
     let [_, rank] = embedding.shape().dims();
     let size = row_vector_size([embedding, output], rank);
     ((rank / size).div_ceil(plane as usize), size)
 }
 
-pub(super) fn can_draft(logits: &CubeTensor, matrices: &[CubeTensor; 2]) -> bool {
+pub(super) fn can_draft(logits: &CubeTensor, matrices: [&CubeTensor; 2]) -> bool {
     let [texts, places, columns] = logits.shape().dims();
     let [vocabulary, _] = matrices[0].shape().dims();
     let caps = Caps::of(&logits.client);
@@ -52,7 +52,7 @@ pub(super) fn markov_drafts(
     let (client, caps) = (logits.client.clone(), Caps::of(&logits.client));
     let plane = caps.plane().expect("checked by can_draft");
     let matrices = matrices.map(into_contiguous);
-    let (steps, size) = steps(&matrices, plane);
+    let (steps, size) = steps([&matrices[0], &matrices[1]], plane);
     let [vocabulary, rank] = matrices[0].shape().dims();
     let [logits, tokens] = [logits, tokens].map(into_contiguous);
     let ids = ids.map(into_contiguous);

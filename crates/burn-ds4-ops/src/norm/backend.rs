@@ -1,19 +1,15 @@
-use burn::backend::tensor::FloatTensor;
-#[allow(unused_imports)]
-use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
-
+#[cfg(feature = "cube")]
+use super::launch;
 use super::reference;
+use crate::operators::operators;
 use crate::optional::OptionalFloat;
 
-/// Extension of Burn's backends by the operator of this family. The default body is the reference.
-///
-/// No tensor that reaches it is empty.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    Cube: cfg(feature = "cube"),
-    Fusion: cfg(feature = "fusion")
-)]
-pub trait NormOps: Backend {
+operators! {
+    /// Extension of Burn's backends by the operators of this family.
+    ///
+    /// No tensor that reaches them is empty.
+    pub trait NormOps: Backend;
+
     /// See [`rms_norm`](super::rms_norm); `x` is `[rows, columns]`.
     #[fusion(meta = |x, _weight, _epsilon| x.clone())]
     fn rms_norm(
@@ -23,23 +19,6 @@ pub trait NormOps: Backend {
     ) -> FloatTensor<Self> {
         reference::rms_norm::<Self>(x, weight.into_option(), epsilon)
     }
-}
-
-#[cfg(feature = "flex")]
-impl NormOps for burn::backend::Flex {}
-
-#[cfg(feature = "cube")]
-impl NormOps for burn_cubecl::CubeBackend {
-    fn rms_norm(
-        x: FloatTensor<Self>,
-        weight: OptionalFloat<Self>,
-        epsilon: f64,
-    ) -> FloatTensor<Self> {
-        let weight = weight.into_option();
-        if super::launch::can_normalize(&x, weight.as_ref()) {
-            super::launch::rms_norm(x, weight, epsilon)
-        } else {
-            reference::rms_norm::<Self>(x, weight, epsilon)
-        }
-    }
+    if launch::can_normalize(&x, weight.as_ref()) =>
+        launch::rms_norm(x, weight.into_option(), epsilon);
 }

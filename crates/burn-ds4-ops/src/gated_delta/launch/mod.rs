@@ -8,34 +8,12 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::args::Recurrence;
+use super::args::{Recurrence, StateStore};
 use super::kernel::{
     DeltaInputsLaunch, DeltaResultsLaunch, DeltaShapeLaunch, GateInputsLaunch, RuleOptions,
     StatePoolLaunch, StateSlotsLaunch, TokenTensorLaunch,
 };
 use crate::launching::{output, row_vector_size, with_vectors, writable};
-
-/// Where the states of a call go.
-// Tensors are large, and there is one of these per call.
-#[allow(clippy::large_enum_variant)]
-pub(super) enum StateOutput {
-    /// To the pool.
-    Pool {
-        slots: Option<CubeTensor>,
-        accepted: Option<CubeTensor>,
-    },
-    /// All of them to a separate tensor.
-    EveryState,
-    /// Nowhere.
-    None,
-}
-
-/// The results of a call, as far as they were asked for.
-pub(super) struct Results {
-    pub out: CubeTensor,
-    pub pool: CubeTensor,
-    pub states: Option<CubeTensor>,
-}
 
 pub(super) fn can_run(recurrence: &Recurrence<CubeBackend>, pool: &CubeTensor) -> bool {
     let [slots, heads, channels, width] = pool.shape().dims();
@@ -158,11 +136,12 @@ fn token_tensor<T: CubePrimitive>(tensor: &CubeTensor, size: usize) -> TokenTens
     TokenTensorLaunch::new(buffer(tensor), sequence, token, head)
 }
 
+/// Returns the outputs, and the pool or, where states are stored apart, these.
 pub(super) fn run(
     recurrence: Recurrence<CubeBackend>,
     pool: CubeTensor,
-    state_output: StateOutput,
-) -> Results {
+    store: StateStore<CubeBackend>,
+) -> (CubeTensor, CubeTensor) {
     let [batch, tokens, heads, channels] = recurrence.v.shape().dims();
     let width = pool.shape()[3];
     let uses_tiles = tiles::is_preferred(&recurrence, &pool);
@@ -173,19 +152,23 @@ pub(super) fn run(
     };
     let [q, k] = [recurrence.q, recurrence.k].map(|rows| with_vectors(rows, size));
     let mut pool = with_vectors(pool, size);
-    let writes_pool = matches!(state_output, StateOutput::Pool { .. });
-    if writes_pool {
-        pool = writable(pool);
-    }
-    let every_state = matches!(state_output, StateOutput::EveryState);
-    let (write_slots, accepted) = match state_output {
-        StateOutput::Pool { slots, accepted } => (slots, accepted),
-        StateOutput::EveryState | StateOutput::None => (None, None),
-    };
     let all_states = [batch, tokens, heads, channels, width];
+    let (mut write_slots, mut accepted, mut states) = (None, None, None);
+    let writes_pool = matches!(store, StateStore::Pool { .. });
+    match store {
+        StateStore::Pool {
+            slots,
+            accepted: steps,
+        } => {
+            pool = writable(pool);
+            (write_slots, accepted) = (slots.into_option(), steps.into_option());
+        }
+        StateStore::Apart => states = Some(output(&pool, all_states, pool.dtype)),
+        StateStore::Nowhere => {}
+    }
     let call = Call {
         out: output(&q, [batch, tokens, heads, channels], q.dtype),
-        states: every_state.then(|| output(&pool, all_states, pool.dtype)),
+        states,
         q,
         k,
         v: with_vectors(recurrence.v, 1),
@@ -206,11 +189,8 @@ pub(super) fn run(
         scale: recurrence.scale as f32,
         threshold: recurrence.softplus_threshold as f32,
     };
-    let results = Results {
-        out: call.out.clone(),
-        pool: call.pool.clone(),
-        states: call.states.clone(),
-    };
+    let stored = call.states.as_ref().unwrap_or(&call.pool);
+    let results = (call.out.clone(), stored.clone());
     if uses_tiles {
         tiles::launch(call);
     } else {
