@@ -9,6 +9,24 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::CubeCountSelection;
 
+/// What launches use.
+pub(crate) mod prelude {
+    pub(crate) use burn::backend::TensorMetadata;
+    pub(crate) use burn::backend::cubecl::dtype_to_storage_type;
+    pub(crate) use burn::tensor::{DType, FloatDType, Shape};
+    pub(crate) use burn_cubecl::CubeBackend;
+    pub(crate) use burn_cubecl::kernel::into_contiguous;
+    pub(crate) use burn_cubecl::tensor::CubeTensor;
+    pub(crate) use cubecl::client::Client;
+    pub(crate) use cubecl::prelude::*;
+
+    pub(crate) use super::{
+        MAX_CUBES, address_type, cube_count, fits_i32, is_float, is_wide_int, output,
+        row_vector_size, vector_size, with_contiguous_rows, with_vectors, writable,
+    };
+    pub(crate) use crate::caps::Caps;
+}
+
 /// The most cubes in a dimension that every device allows.
 pub(crate) const MAX_CUBES: usize = 65_535;
 

@@ -2,9 +2,26 @@
 
 use std::ops::Range;
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
-use burn::tensor::{BoolDType, Shape, Slice};
+use burn::tensor::{BoolDType, IntDType, Shape, Slice};
+
+/// What references use.
+pub(crate) mod prelude {
+    pub(crate) use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+    pub(crate) use burn::backend::{Backend, TensorMetadata};
+    pub(crate) use burn::tensor::{
+        FloatDType, IndexingUpdateOp, Shape, Slice, TensorData, read_sync,
+    };
+
+    pub(crate) use super::{
+        INT, bool_broadcast, bool_dtype, bool_reshape, broadcast, int_broadcast, int_reshape,
+        log1p, ranges, reshape, slice,
+    };
+}
+
+/// The dtype of ids, positions, counts and columns.
+pub(crate) const INT: IntDType = IntDType::I32;
 
 /// `log1p(t) / s` as a polynomial in `s²`, highest power first; relative error 1.7e-7 for `t` in
 /// 0..=1 (minimax, by Remez).
@@ -45,3 +62,25 @@ pub(crate) fn ranges(shape: &Shape, axis: usize, range: Range<usize>) -> Vec<Sli
     ranges[axis] = range.into();
     ranges
 }
+
+macro_rules! shaping {
+    ($tensor:ident, $to:ident by $reshape:ident, $of:ident by $expand:ident) => {
+        /// Gives a tensor another shape.
+        pub(crate) fn $to<B: Backend>(x: $tensor<B>, shape: impl Into<Shape>) -> $tensor<B> {
+            B::$reshape(x, shape.into())
+        }
+
+        /// Gives a tensor another shape, and repeats it along axes of size 1.
+        pub(crate) fn $of<B: Backend>(
+            x: $tensor<B>,
+            shape: impl Into<Shape>,
+            wide: impl Into<Shape>,
+        ) -> $tensor<B> {
+            B::$expand(B::$reshape(x, shape.into()), wide.into())
+        }
+    };
+}
+
+shaping!(FloatTensor, reshape by float_reshape, broadcast by float_expand);
+shaping!(IntTensor, int_reshape by int_reshape, int_broadcast by int_expand);
+shaping!(BoolTensor, bool_reshape by bool_reshape, bool_broadcast by bool_expand);

@@ -7,11 +7,12 @@ use super::args;
 use super::backend::AttentionOps;
 use super::options::{RowRounding, WindowLayout};
 use super::rows::Positions;
-use super::validation::{
-    Accepted, F32, FLOATS, INTEGERS, expect_rounding, expect_scale, expect_tensor,
-};
+use super::validation::{expect_rounding, expect_scale};
 use crate::OpError;
-use crate::validation::{expect_float, expect_not_negative, invalid};
+use crate::validation::{
+    Accepted, F32, FLOATS, INTEGERS, expect_float, expect_not_negative, expect_positive,
+    expect_tensor, expect_value,
+};
 
 /// Rows of new tokens for [`append_rows`].
 #[derive(Clone, Debug)]
@@ -148,11 +149,7 @@ pub(super) fn check_append(
     let device = new.x.device();
     let like = ("x", &device);
     expect_float("x", &new.x)?;
-    for (argument, actual) in [("slots of ring", slots), ("columns of x", width)] {
-        if actual == 0 {
-            return Err(invalid(argument, "at least 1", actual));
-        }
-    }
+    expect_positive([("slots of ring", slots), ("columns of x", width)])?;
     expect_tensor(("norm", &new.norm), FLOATS, [width], like)?;
     expect_tensor(("ring", ring), FLOATS, [batch, slots, width], like)?;
     expect_not_negative("epsilon", new.epsilon)?;
@@ -306,24 +303,19 @@ fn check(
     let shape = [batch, slots, width];
     expect_tensor(("window.rows", &window.rows), dtype, shape, like)?;
     let longest = (slots + 1).saturating_sub(count);
-    if !(1..=longest).contains(&window.span) {
-        let expected = format!("1 to {longest}, with {slots} slots and {count} queries");
-        return Err(invalid("window.span", expected, window.span));
-    }
+    let fits = (1..=longest).contains(&window.span);
+    let expected = format_args!("1 to {longest}, with {slots} slots and {count} queries");
+    expect_value(fits, "window.span", window.span, expected)?;
 
     let Some(compressed) = compressed else {
         return Ok(());
     };
     let [_, rows, _] = compressed.rows.dims();
-    if !window.causal {
-        let (argument, expected) = ("compressed.rows", "none where the window is not causal");
-        return Err(invalid(argument, expected, rows));
-    }
+    let expected = "none where the window is not causal";
+    expect_value(window.causal, "compressed.rows", rows, expected)?;
     let shape = [batch, rows, width];
     expect_tensor(("compressed.rows", &compressed.rows), dtype, shape, like)?;
-    if compressed.ratio == 0 {
-        return Err(invalid("compressed.ratio", "at least 1", 0));
-    }
+    expect_positive([("compressed.ratio", compressed.ratio)])?;
     if let Some(picks) = &compressed.picks {
         let [_, _, number] = picks.dims();
         let shape = [batch, count, number];

@@ -7,10 +7,13 @@ use super::args::Compression;
 use super::backend::AttentionOps;
 use super::options::RowRounding;
 use super::rows::Positions;
-use super::validation::{F32, FLOATS, expect_rounding, expect_tensor, latest};
+use super::validation::{expect_rounding, latest};
 use crate::OpError;
 use crate::device::is_host;
-use crate::validation::{expect_float, expect_not_negative, expect_shape, invalid};
+use crate::validation::{
+    F32, FLOATS, expect_float, expect_not_negative, expect_positive, expect_shape, expect_tensor,
+    expect_value,
+};
 
 /// The inputs of [`compress_rows`] at the new positions of every sequence.
 ///
@@ -175,15 +178,11 @@ pub(super) fn check_compress(
     let like = ("rows", &device);
     expect_float("rows", rows)?;
 
-    for (argument, actual) in [
+    expect_positive([
         ("rows of bias", ratio),
         ("columns of rows", width),
         ("rows", available),
-    ] {
-        if actual == 0 {
-            return Err(invalid(argument, "at least 1", actual));
-        }
-    }
+    ])?;
     let shape = [batch, count, 2 * series * width];
     expect_tensor(("projections", &inputs.projections), F32, shape, like)?;
     expect_tensor(("bias", &inputs.bias), F32, [ratio, raw_width], like)?;
@@ -191,10 +190,8 @@ pub(super) fn check_compress(
     expect_tensor(("raw", raw), F32, [batch, slots, raw_width], like)?;
     expect_shape("rows", rows.dims(), [batch, available, width])?;
     let history = (series * ratio - 1).max(1);
-    if slots < history {
-        let expected = format!("at least {history}, which blocks of {ratio} read back");
-        return Err(invalid("slots of raw", expected, slots));
-    }
+    let expected = format_args!("at least {history}, which blocks of {ratio} read back");
+    expect_value(slots >= history, "slots of raw", slots, expected)?;
     expect_rounding("columns of rows", options.rounding, width)?;
     expect_not_negative("epsilon", inputs.epsilon)?;
 
@@ -204,9 +201,6 @@ pub(super) fn check_compress(
     }
     let complete = |start: usize| (start + count) / ratio;
     let blocks = latest(&positions.start).map_or(0, complete);
-    if blocks > available {
-        let expected = format!("at most {available}, the rows that there are");
-        return Err(invalid("complete blocks", expected, blocks));
-    }
-    Ok(())
+    let expected = format_args!("at most {available}, the rows that there are");
+    expect_value(blocks <= available, "complete blocks", blocks, expected)
 }

@@ -6,9 +6,9 @@ use burn::tensor::{DType, Int, Tensor};
 use super::args::{BlockVisibility, QueryRotation};
 use super::backend::AttentionOps;
 use super::rows::Positions;
-use super::validation::{Accepted, F32, INTEGERS, expect_scale, expect_tensor};
+use super::validation::expect_scale;
 use crate::OpError;
-use crate::validation::{expect_float, invalid};
+use crate::validation::{Accepted, F32, INTEGERS, expect_float, expect_positive, expect_tensor};
 
 /// Limits the blocks of `ratio` positions that are visible to queries: those that are complete at
 /// the position of the query.
@@ -82,9 +82,7 @@ pub fn index_scores(
     expect_tensor(("weights", &weights), F32, [batch, count, heads], like)?;
     if let Some(VisibleBlocks { start, ratio }) = &visible {
         expect_tensor(("visible.start", start), INTEGERS, [batch], like)?;
-        if *ratio == 0 {
-            return Err(invalid("visible.ratio", "at least 1", 0));
-        }
+        expect_positive([("visible.ratio", *ratio)])?;
     }
     if let Some(rotation) = &rotation {
         rotation.check(batch, count, width, like)?;

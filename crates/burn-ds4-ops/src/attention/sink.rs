@@ -5,9 +5,9 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 
 use super::args::{CompressedRows, SinkInputs};
 use super::backend::AttentionOps;
-use super::validation::{Accepted, F32, expect_scale, expect_tensor};
+use super::validation::expect_scale;
 use crate::OpError;
-use crate::validation::{expect_float, invalid};
+use crate::validation::{Accepted, F32, expect_float, expect_placed, expect_tensor, expect_value};
 
 /// Keys of the sliding window of [`sink_attention`].
 #[derive(Clone, Debug)]
@@ -210,10 +210,9 @@ fn check(
     expect_tensor(("window.rows", &window.rows), dtype, shape, like)?;
     expect_tensor(("window.bias", &window.bias), F32, [batch, columns], like)?;
     let longest = (columns + 1).saturating_sub(count);
-    if !(1..=longest).contains(&window.span) {
-        let expected = format!("1 to {longest}, with {columns} rows and {count} queries");
-        return Err(invalid("window.span", expected, window.span));
-    }
+    let fits = (1..=longest).contains(&window.span);
+    let expected = format_args!("1 to {longest}, with {columns} rows and {count} queries");
+    expect_value(fits, "window.span", window.span, expected)?;
 
     expect_tensor(("sinks", sinks), F32, [heads], like)?;
     expect_scale(scale)?;
@@ -228,9 +227,7 @@ fn check(
     expect_tensor(("compressed.bias", &keys.bias), F32, shape, like)?;
     if let Some(picks) = &keys.picks {
         let [_, _, number] = picks.dims();
-        let any = [picks.dtype()];
-        let shape = [batch, count, number];
-        expect_tensor(("compressed.picks", picks), ("any", &any), shape, like)?;
+        expect_placed(("compressed.picks", picks), [batch, count, number], like)?;
     }
     // CubeCL devices panic on some operations on empty tensors.
     Ok((rows > 0 && keys.selected() > 0).then_some(keys))

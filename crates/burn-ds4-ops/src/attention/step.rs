@@ -8,9 +8,8 @@ use super::backend::AttentionOps;
 use super::cached::{NewRows, check_append};
 use super::compress::{CompressionInputs, CompressionOptions, CompressorState, check_compress};
 use super::rows::Positions;
-use super::validation::{F32, FLOATS, expect_tensor};
 use crate::OpError;
-use crate::validation::{expect_not_negative, invalid};
+use crate::validation::{F32, FLOATS, expect_not_negative, expect_positive, expect_tensor};
 
 /// Low-rank queries of new tokens for [`store_step`].
 #[derive(Clone, Debug)]
@@ -149,16 +148,10 @@ fn check(step: &StepRows, positions: &Positions) -> Result<(), OpError> {
 
     let queries = &step.queries;
     let [_, _, rank] = queries.x.dims();
-    if rank == 0 {
-        return Err(invalid("columns of queries.x", "at least 1", rank));
-    }
+    expect_positive([("columns of queries.x", rank)])?;
     let like = ("x", &device);
-    expect_tensor(
-        ("queries.x", &queries.x),
-        FLOATS,
-        [batch, count, rank],
-        like,
-    )?;
+    let shape = [batch, count, rank];
+    expect_tensor(("queries.x", &queries.x), FLOATS, shape, like)?;
     expect_tensor(("queries.norm", &queries.norm), FLOATS, [rank], like)?;
     expect_not_negative("queries.epsilon", queries.epsilon)?;
 
@@ -167,14 +160,8 @@ fn check(step: &StepRows, positions: &Positions) -> Result<(), OpError> {
         let [_, _, raw_width] = projections.dims();
         let shape = [batch, count, raw_width];
         expect_tensor(("projections", projections), F32, shape, like)?;
-        let state = &part.state;
-        check_compress(
-            &part.inputs,
-            positions,
-            part.options,
-            &state.raw,
-            &state.rows,
-        )?;
+        let (raw, rows) = (&part.state.raw, &part.state.rows);
+        check_compress(&part.inputs, positions, part.options, raw, rows)?;
     }
     Ok(())
 }

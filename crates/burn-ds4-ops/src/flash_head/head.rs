@@ -8,7 +8,7 @@ use super::options::FlashHeadOptions;
 use super::validation;
 use crate::OpError;
 use crate::validation::{
-    expect_device, expect_dtype, expect_float, expect_number, expect_shape, invalid,
+    F32, expect_float, expect_number, expect_placed, expect_tensor, expect_value,
 };
 
 /// The most elements that are computed at a time.
@@ -186,17 +186,14 @@ impl FlashHead {
     pub(super) fn check_call(&self, h: &Tensor<2>, probes: usize) -> Result<(), OpError> {
         expect_float("h", h)?;
         let [tokens, _] = h.dims();
-        if !(1..=MAX_TOKENS).contains(&tokens) {
-            return Err(invalid("tokens of h", format!("1 to {MAX_TOKENS}"), tokens));
-        }
-        expect_shape("h", h.dims(), [tokens, self.width()])?;
-        expect_device("h", &h.device(), "head", &self.device())?;
+        let fits = (1..=MAX_TOKENS).contains(&tokens);
+        let expected = format_args!("1 to {MAX_TOKENS}");
+        expect_value(fits, "tokens of h", tokens, expected)?;
+        expect_placed(("h", h), [tokens, self.width()], ("head", &self.device()))?;
         let clusters = self.clusters();
-        if !(1..=clusters).contains(&probes) {
-            let expected = format!("1 to {clusters}, the number of clusters");
-            return Err(invalid("probes", expected, probes));
-        }
-        Ok(())
+        let fits = (1..=clusters).contains(&probes);
+        let expected = format_args!("1 to {clusters}, the number of clusters");
+        expect_value(fits, "probes", probes, expected)
     }
 
     /// Checks the further arguments of a draw.
@@ -209,10 +206,8 @@ impl FlashHead {
         // Checked in f32, as it is used.
         let fits = (temperature as f32).is_normal() && temperature > 0.0;
         expect_number(fits, "temperature", temperature, "a finite number above 0")?;
-        expect_dtype("uniform", "F32", uniform, &[DType::F32])?;
-        let [tokens, _] = h.dims();
-        expect_shape("uniform", uniform.dims(), [tokens, self.clusters()])?;
-        expect_device("uniform", &uniform.device(), "head", &self.device())
+        let shape = [h.dims()[0], self.clusters()];
+        expect_tensor(("uniform", uniform), F32, shape, ("head", &self.device()))
     }
 
     /// The rows of the special tokens in the weight.

@@ -1,10 +1,4 @@
-use burn::backend::TensorMetadata;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
-use burn::tensor::{DType, FloatDType, Shape};
-use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
 
 use super::args::HeadTensors;
 use super::kernel::{
@@ -12,9 +6,8 @@ use super::kernel::{
     candidates_kernel, scatter_kernel,
 };
 use crate::arrival;
-use crate::caps::Caps;
 use crate::gemm::launch::dense::product_of_picks;
-use crate::launching::{address_type, cube_count, output};
+use crate::launching::prelude::*;
 
 /// The most units of a cube that searches the winner.
 const ARGMAX_UNITS: u32 = 1024;

@@ -1,17 +1,11 @@
 //! The two stages in plain tensor operations.
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape};
-
 use super::args::HeadTensors;
 use crate::matmul::{INVARIANT_ROWS, MatmulOps};
 use crate::optional::OptionalInt;
-use crate::reference::{bool_dtype, log1p, slice};
+use crate::reference::prelude::*;
 use crate::topk::{self, CausalWindow, TopkOps};
 
-/// The dtype of ids, clusters and rows.
-const INT: IntDType = IntDType::I32;
 /// The largest number below 1.
 const BELOW_ONE: f32 = 1.0 - f32::EPSILON / 2.0;
 
@@ -24,12 +18,12 @@ pub(super) fn clusters<B: MatmulOps + TopkOps>(
 ) -> IntTensor<B> {
     let (tokens, clusters) = (h.shape()[0], head.ids.shape()[0]);
     if probes == clusters {
-        let all = B::int_reshape(head.clusters, Shape::new([1, clusters]));
+        let all = int_reshape::<B>(head.clusters, [1, clusters]);
         return B::int_expand(all, Shape::new([tokens, clusters]));
     }
     let mut scores = B::small_m_matmul(h, head.centroids, FloatDType::F32, INVARIANT_ROWS);
     if let Some(uniform) = uniform {
-        let norms = B::float_reshape(head.norms, Shape::new([1, clusters]));
+        let norms = reshape::<B>(head.norms, [1, clusters]);
         let norms = B::float_expand(norms, Shape::new([tokens, clusters]));
         let scaled = B::float_div_scalar(B::float_mul(scores, norms), temperature.into());
         scores = B::float_add(scaled, gumbel::<B>(uniform));
@@ -72,39 +66,39 @@ pub(super) fn candidates<B: MatmulOps>(
     let [tokens, width] = h.shape().dims();
     let [clusters, capacity] = head.ids.shape().dims();
     let probes = chosen.shape()[1];
-    let all_ids = B::int_reshape(head.ids, Shape::new([clusters * capacity]));
+    let all_ids = int_reshape::<B>(head.ids, [clusters * capacity]);
     let ids_of = |rows: IntTensor<B>| {
         let shape = rows.shape();
-        let rows = B::int_reshape(rows, Shape::new([shape.num_elements()]));
+        let rows = int_reshape::<B>(rows, [shape.num_elements()]);
         B::int_reshape(B::int_select(all_ids.clone(), 0, rows), shape)
     };
 
     let shape = Shape::new([tokens, probes, capacity]);
     let first = B::int_mul_scalar(chosen.clone(), (capacity as i64).into());
-    let first = B::int_reshape(first, Shape::new([tokens, probes, 1]));
+    let first = int_reshape::<B>(first, [tokens, probes, 1]);
     let offset = B::int_arange(0..capacity as i64, &device, INT);
-    let offset = B::int_reshape(offset, Shape::new([1, 1, capacity]));
+    let offset = int_reshape::<B>(offset, [1, 1, capacity]);
     let rows = B::int_add(
         B::int_expand(first, shape.clone()),
         B::int_expand(offset, shape),
     );
-    let mut rows = B::int_reshape(rows, Shape::new([tokens, probes * capacity]));
+    let mut rows = int_reshape::<B>(rows, [tokens, probes * capacity]);
     let mut ids = ids_of(rows.clone());
     if let Some(special) = special {
         let count = special.shape()[0];
-        let own = B::int_reshape(special, Shape::new([1, count]));
+        let own = int_reshape::<B>(special, [1, count]);
         let own = B::int_expand(own, Shape::new([tokens, count]));
         let pairs = Shape::new([tokens, probes, count]);
         let cluster = B::int_div_scalar(own.clone(), (capacity as i64).into());
-        let cluster = B::int_reshape(cluster, Shape::new([tokens, 1, count]));
-        let chosen = B::int_reshape(chosen, Shape::new([tokens, probes, 1]));
+        let cluster = int_reshape::<B>(cluster, [tokens, 1, count]);
+        let chosen = int_reshape::<B>(chosen, [tokens, probes, 1]);
         let same = B::int_equal(
             B::int_expand(chosen, pairs.clone()),
             B::int_expand(cluster, pairs),
             mask_dtype,
         );
         let times = B::int_sum_dim(B::bool_into_int(same, INT), 1);
-        let times = B::int_reshape(times, Shape::new([tokens, count]));
+        let times = int_reshape::<B>(times, [tokens, count]);
         let twice = B::int_greater_elem(times, 0.into(), mask_dtype);
         let own_ids = B::int_mask_fill(ids_of(own.clone()), twice, (-1).into());
         rows = B::int_cat(vec![rows, own], 1);
@@ -116,7 +110,7 @@ pub(super) fn candidates<B: MatmulOps>(
         let token = token..token + 1;
         let h = B::float_slice(h.clone(), &[token.clone().into(), (0..width).into()]);
         let rows = B::int_slice(rows.clone(), &[token.into(), (0..count).into()]);
-        let rows = B::int_reshape(rows, Shape::new([count]));
+        let rows = int_reshape::<B>(rows, [count]);
         let weight = B::float_select(head.weight.clone(), 0, rows);
         B::small_m_matmul(h, weight, FloatDType::F32, INVARIANT_ROWS)
     });
@@ -146,7 +140,7 @@ pub(super) fn argmax<B: MatmulOps>(
     let winner = B::int_min_dim(B::int_mask_fill(ids, refused, i32::MAX.into()), 1);
     let none = B::int_equal_elem(winner.clone(), i32::MAX.into(), mask_dtype);
     let winner = B::int_mask_fill(winner, none, (-1).into());
-    B::int_reshape(winner, Shape::new([tokens]))
+    int_reshape::<B>(winner, [tokens])
 }
 
 pub(super) fn logits<B: MatmulOps>(
@@ -165,8 +159,8 @@ pub(super) fn logits<B: MatmulOps>(
     let ids = B::int_mask_fill(ids, padding, (vocabulary as i64).into());
     let first = B::int_arange(0..tokens as i64, &device, INT);
     let first = B::int_mul_scalar(first, (columns as i64).into());
-    let first = B::int_expand(B::int_reshape(first, Shape::new([tokens, 1])), ids.shape());
-    let places = B::int_reshape(B::int_add(ids, first), Shape::new([number]));
+    let first = int_broadcast::<B>(first, [tokens, 1], ids.shape());
+    let places = int_reshape::<B>(B::int_add(ids, first), [number]);
     let none = f32::NEG_INFINITY.into();
     let all = B::float_full(
         Shape::new([tokens * columns]),
@@ -174,8 +168,8 @@ pub(super) fn logits<B: MatmulOps>(
         &device,
         FloatDType::F32,
     );
-    let logits = B::float_reshape(logits, Shape::new([number]));
+    let logits = reshape::<B>(logits, [number]);
     let all = B::float_select_assign(all, 0, places, logits, IndexingUpdateOp::Assign);
-    let all = B::float_reshape(all, Shape::new([tokens, columns]));
+    let all = reshape::<B>(all, [tokens, columns]);
     slice::<B>(all, 1, 0..vocabulary)
 }

@@ -1,11 +1,13 @@
 //! Checks of the arguments of this family's operators.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::options::{BuildOptions, FlashHeadOptions};
 use crate::OpError;
 use crate::topk::{MAX_COLUMNS, MAX_K};
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
+use crate::validation::{
+    F32, FLOATS, expect_float, expect_number, expect_positive, expect_tensor, expect_value,
+};
 
 /// The most clusters of a wrong size that an error lists.
 const LISTED: usize = 8;
@@ -22,40 +24,27 @@ pub(super) fn check_head(
     expect_float("lm_head", lm_head)?;
     let [vocabulary, width] = lm_head.dims();
     let most = i32::MAX as usize / 2;
-    if !(1..=most).contains(&vocabulary) {
-        return Err(invalid(
-            "rows of lm_head",
-            format!("1 to {most}"),
-            vocabulary,
-        ));
-    }
-    if width == 0 {
-        return Err(invalid("columns of lm_head", "at least 1", width));
-    }
-    if !(1..=vocabulary.min(MAX_COLUMNS)).contains(&clusters) {
-        let expected = format!("1 to {} for {vocabulary} rows", vocabulary.min(MAX_COLUMNS));
-        return Err(invalid("clusters", expected, clusters));
-    }
-    let beyond = |token: &&u32| **token as usize >= vocabulary;
-    match special_tokens.iter().find(beyond) {
-        None => Ok(()),
-        Some(&token) => {
-            let expected = format!("less than {vocabulary}, the size of the vocabulary");
-            Err(invalid("special_tokens", expected, token as usize))
-        }
-    }
+    let fits = (1..=most).contains(&vocabulary);
+    let expected = format_args!("1 to {most}");
+    expect_value(fits, "rows of lm_head", vocabulary, expected)?;
+    expect_positive([("columns of lm_head", width)])?;
+    let most = vocabulary.min(MAX_COLUMNS);
+    let fits = (1..=most).contains(&clusters);
+    let expected = format_args!("1 to {most} for {vocabulary} rows");
+    expect_value(fits, "clusters", clusters, expected)?;
+    special_tokens.iter().try_for_each(|&token| {
+        let token = token as usize;
+        let expected = format_args!("less than {vocabulary}, the size of the vocabulary");
+        expect_value(token < vocabulary, "special_tokens", token, expected)
+    })
 }
 
 /// Checks the options of a build.
 pub(super) fn check_build(options: &BuildOptions) -> Result<(), OpError> {
-    if options.iterations == 0 {
-        return Err(invalid("iterations", "at least 1", 0));
-    }
-    if !(1..=MAX_K).contains(&options.proposals) {
-        let expected = format!("1 to {MAX_K}");
-        return Err(invalid("proposals", expected, options.proposals));
-    }
-    Ok(())
+    expect_positive([("iterations", options.iterations)])?;
+    let fits = (1..=MAX_K).contains(&options.proposals);
+    let expected = format_args!("1 to {MAX_K}");
+    expect_value(fits, "proposals", options.proposals, expected)
 }
 
 pub(super) fn check_parts(
@@ -67,36 +56,28 @@ pub(super) fn check_parts(
     let [vocabulary, width] = lm_head.dims();
     let [clusters, _] = centroids.dims();
     check_head(lm_head, clusters, &options.special_tokens)?;
-    expect_float("centroids", centroids)?;
-    expect_shape("centroids", centroids.dims(), [clusters, width])?;
-    let device = lm_head.device();
-    expect_device("centroids", &centroids.device(), "lm_head", &device)?;
+    let like = ("lm_head", &lm_head.device());
+    expect_tensor(("centroids", centroids), FLOATS, [clusters, width], like)?;
     if let Some(norms) = &options.norms {
-        expect_dtype("norms", "F32", norms, &[DType::F32])?;
-        expect_shape("norms", norms.dims(), [clusters])?;
-        expect_device("norms", &norms.device(), "lm_head", &device)?;
+        expect_tensor(("norms", norms), F32, [clusters], like)?;
     }
-    if assignments.len() != vocabulary {
-        let expected = format!("{vocabulary}, one for each row of lm_head");
-        return Err(invalid(
-            "length of assignments",
-            expected,
-            assignments.len(),
-        ));
-    }
+    let length = assignments.len();
+    let expected = format_args!("{vocabulary}, one for each row of lm_head");
+    expect_value(
+        length == vocabulary,
+        "length of assignments",
+        length,
+        expected,
+    )?;
     check_balance(assignments, clusters)
 }
 
 fn check_balance(assignments: &[u32], clusters: usize) -> Result<(), OpError> {
     let mut sizes = vec![0; clusters];
-    for &cluster in assignments {
-        match sizes.get_mut(cluster as usize) {
-            Some(size) => *size += 1,
-            None => {
-                let expected = format!("less than {clusters}, the number of clusters");
-                return Err(invalid("assignments", expected, cluster as usize));
-            }
-        }
+    for cluster in assignments.iter().map(|&cluster| cluster as usize) {
+        let expected = format_args!("less than {clusters}, the number of clusters");
+        expect_value(cluster < clusters, "assignments", cluster, expected)?;
+        sizes[cluster] += 1;
     }
     let capacity = assignments.len().div_ceil(clusters);
     let wrong = sizes
@@ -140,12 +121,8 @@ fn check_each(
     lengths: &[f32],
     fits: impl Fn(f32) -> bool,
 ) -> Result<(), OpError> {
-    match lengths.iter().position(|&length| !fits(length)) {
-        None => Ok(()),
-        Some(row) => Err(OpError::InvalidFloat {
-            argument,
-            expected,
-            actual: format!("{} in row {row}", lengths[row]),
-        }),
-    }
+    lengths.iter().enumerate().try_for_each(|(row, &length)| {
+        let actual = format_args!("{length} in row {row}");
+        expect_number(fits(length), argument, actual, expected)
+    })
 }

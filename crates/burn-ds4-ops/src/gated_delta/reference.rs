@@ -4,15 +4,8 @@
 //! shape that it has for one token. So several tokens at once give the same bits as one by one, as
 //! long as the state is not rounded in between.
 
-use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape, Slice};
-
 use super::args::{NORM_EPSILON, Recurrence, StateStore};
-use crate::reference::{bool_dtype, log1p};
-
-/// The dtype of slots.
-const INT: IntDType = IntDType::I32;
+use crate::reference::prelude::*;
 
 /// Slots clamped to the pool, and which of them are skipped.
 struct Slots<B: Backend> {
@@ -128,9 +121,9 @@ impl<B: Backend> Recurrence<B> {
             self.scale.into(),
         ));
         let k = self.of_value_heads(self.normalized(&self.k, token));
-        let v = B::float_reshape(
+        let v = reshape::<B>(
             token_slice::<B>(&self.v, token),
-            Shape::new([batch, heads, channels, 1]),
+            [batch, heads, channels, 1],
         );
         let full = |tensor: FloatTensor<B>| B::float_expand(tensor, shape.clone());
 
@@ -140,7 +133,7 @@ impl<B: Backend> Recurrence<B> {
         let correction = B::float_mul(B::float_sub(v, recalled), beta);
         let state = B::float_add(state, B::float_mul(full(correction), full(k)));
         let output = B::float_sum_dim(B::float_mul(state.clone(), full(q)), 3);
-        let output = B::float_reshape(output, Shape::new([batch, 1, heads, channels]));
+        let output = reshape::<B>(output, [batch, 1, heads, channels]);
         (output, state)
     }
 
@@ -161,10 +154,10 @@ impl<B: Backend> Recurrence<B> {
     fn of_value_heads(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
         let [batch, _, heads, width] = rows.shape().dims();
         let value_heads = self.v.shape()[2];
-        let rows = B::float_reshape(rows, Shape::new([batch, heads, 1, width]));
+        let rows = reshape::<B>(rows, [batch, heads, 1, width]);
         let shared = Shape::new([batch, heads, value_heads / heads, width]);
         let rows = B::float_expand(rows, shared);
-        B::float_reshape(rows, Shape::new([batch, value_heads, 1, width]))
+        reshape::<B>(rows, [batch, value_heads, 1, width])
     }
 
     /// `exp(-exp(a_log) * softplus(a + dt_bias))`: `[batch, value heads, 1, 1]`.
@@ -174,10 +167,7 @@ impl<B: Backend> Recurrence<B> {
         let [batch, _, heads] = shape.dims();
         let of_heads = |tensor: &FloatTensor<B>| {
             let tensor = B::float_cast(tensor.clone(), FloatDType::F32);
-            B::float_expand(
-                B::float_reshape(tensor, Shape::new([1, 1, heads])),
-                shape.clone(),
-            )
+            broadcast::<B>(tensor, [1, 1, heads], shape.clone())
         };
         let x = B::float_add(a, of_heads(&self.dt_bias));
         // log(1 + exp(x)), which overflows for no x.
@@ -188,7 +178,7 @@ impl<B: Backend> Recurrence<B> {
         let softplus = B::float_mask_where(softplus, linear, x);
         let rate = B::float_exp(of_heads(&self.a_log));
         let decay = B::float_exp(B::float_neg(B::float_mul(rate, softplus)));
-        B::float_reshape(decay, Shape::new([batch, heads, 1, 1]))
+        reshape::<B>(decay, [batch, heads, 1, 1])
     }
 
     /// `1 / (1 + exp(-b))`: `[batch, value heads, 1, 1]`.
@@ -199,7 +189,7 @@ impl<B: Backend> Recurrence<B> {
             B::float_exp(B::float_neg(b)),
             1.0.into(),
         ));
-        B::float_reshape(beta, Shape::new([batch, heads, 1, 1]))
+        reshape::<B>(beta, [batch, heads, 1, 1])
     }
 }
 

@@ -2,14 +2,16 @@
 
 use std::collections::HashMap;
 
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 
 use super::{
     GatedDeltaInputs, GatedDeltaOptions, MAX_TOKENS, NegativeSlots, StateSlots, StateUpdate,
 };
 use crate::OpError;
 use crate::device::is_host;
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
+use crate::validation::{
+    F32, FLOATS, INTEGERS, expect_number, expect_positive, expect_tensor, expect_value, invalid,
+};
 
 pub(super) fn check(
     inputs: &GatedDeltaInputs,
@@ -17,9 +19,7 @@ pub(super) fn check(
     slots: &StateSlots,
     options: &GatedDeltaOptions,
 ) -> Result<(), OpError> {
-    check_sizes(inputs, pool)?;
-    check_dtypes(inputs, pool)?;
-    check_devices(inputs, pool)?;
+    check_inputs(inputs, pool)?;
     let [batch, tokens, _, _] = inputs.q.dims();
     expect_slots("read_slots", &slots.read, batch, pool)?;
     if let Some(write) = &slots.write {
@@ -28,73 +28,61 @@ pub(super) fn check(
     if let StateUpdate::Accepted(steps) = &options.update {
         expect_slots("accepted_steps", steps, batch, pool)?;
     }
-    expect_number("scale", options.scale.unwrap_or(1.0))?;
-    expect_number("softplus_threshold", options.softplus_threshold)?;
+    for (argument, number) in [
+        ("scale", options.scale.unwrap_or(1.0)),
+        ("softplus_threshold", options.softplus_threshold),
+    ] {
+        expect_number(!number.is_nan(), argument, number, "a number")?;
+    }
     if is_host(&pool.device()) {
         check_host_values(tokens, pool.dims()[0], slots, options)?;
     }
     Ok(())
 }
 
-fn check_sizes(inputs: &GatedDeltaInputs, pool: &Tensor<4>) -> Result<(), OpError> {
+fn check_inputs(inputs: &GatedDeltaInputs, pool: &Tensor<4>) -> Result<(), OpError> {
     let [batch, tokens, heads, width] = inputs.q.dims();
     let [_, _, value_heads, channels] = inputs.v.dims();
     let [slots, _, _, _] = pool.dims();
-    for (argument, actual) in [
+    expect_positive([
         ("heads of q", heads),
         ("width of q", width),
         ("heads of v", value_heads),
         ("channels of v", channels),
         ("slots of pool", slots),
-    ] {
-        if actual == 0 {
-            return Err(invalid(argument, "at least 1", actual));
-        }
-    }
-    if !(1..=MAX_TOKENS).contains(&tokens) {
-        let expected = format!("1 to {MAX_TOKENS}");
-        return Err(invalid("tokens of q", expected, tokens));
-    }
-    if !value_heads.is_multiple_of(heads) {
-        let expected = format!("a multiple of {heads}, the heads of q");
-        return Err(invalid("heads of v", expected, value_heads));
-    }
-    let gates = [batch, tokens, value_heads];
-    expect_shape("k", inputs.k.dims(), inputs.q.dims())?;
-    expect_shape("v", inputs.v.dims(), [batch, tokens, value_heads, channels])?;
-    expect_shape("a", inputs.a.dims(), gates)?;
-    expect_shape("b", inputs.b.dims(), gates)?;
-    expect_shape("a_log", inputs.a_log.dims(), [value_heads])?;
-    expect_shape("dt_bias", inputs.dt_bias.dims(), [value_heads])?;
-    expect_shape("pool", pool.dims(), [slots, value_heads, channels, width])
-}
+    ])?;
+    let expected = format_args!("1 to {MAX_TOKENS}");
+    let fits = (1..=MAX_TOKENS).contains(&tokens);
+    expect_value(fits, "tokens of q", tokens, expected)?;
+    let expected = format_args!("a multiple of {heads}, the heads of q");
+    let fits = value_heads.is_multiple_of(heads);
+    expect_value(fits, "heads of v", value_heads, expected)?;
 
-fn check_dtypes(inputs: &GatedDeltaInputs, pool: &Tensor<4>) -> Result<(), OpError> {
-    expect_float("q", &inputs.q)?;
-    let dtype = [inputs.q.dtype()];
-    expect_dtype("k", "that of `q`", &inputs.k, &dtype)?;
-    expect_dtype("v", "that of `q`", &inputs.v, &dtype)?;
-    expect_float("a", &inputs.a)?;
-    expect_float("b", &inputs.b)?;
-    expect_dtype("a_log", "F32", &inputs.a_log, &[DType::F32])?;
-    expect_float("dt_bias", &inputs.dt_bias)?;
-    expect_float("pool", pool)
-}
-
-fn check_devices(inputs: &GatedDeltaInputs, pool: &Tensor<4>) -> Result<(), OpError> {
-    let device = pool.device();
-    for (argument, actual) in [
-        ("q", inputs.q.device()),
-        ("k", inputs.k.device()),
-        ("v", inputs.v.device()),
-        ("a", inputs.a.device()),
-        ("b", inputs.b.device()),
-        ("a_log", inputs.a_log.device()),
-        ("dt_bias", inputs.dt_bias.device()),
-    ] {
-        expect_device(argument, &actual, "pool", &device)?;
-    }
-    Ok(())
+    let GatedDeltaInputs {
+        q,
+        k,
+        v,
+        a,
+        b,
+        a_log,
+        dt_bias,
+    } = inputs;
+    let like = ("pool", &pool.device());
+    let same = ("that of `q`", &[q.dtype()][..]);
+    let (keys, gates) = ([batch, tokens, heads, width], [batch, tokens, value_heads]);
+    expect_tensor(("q", q), FLOATS, keys, like)?;
+    expect_tensor(("k", k), same, keys, like)?;
+    expect_tensor(("v", v), same, [batch, tokens, value_heads, channels], like)?;
+    expect_tensor(("a", a), FLOATS, gates, like)?;
+    expect_tensor(("b", b), FLOATS, gates, like)?;
+    expect_tensor(("a_log", a_log), F32, [value_heads], like)?;
+    expect_tensor(("dt_bias", dt_bias), FLOATS, [value_heads], like)?;
+    expect_tensor(
+        ("pool", pool),
+        FLOATS,
+        [slots, value_heads, channels, width],
+        like,
+    )
 }
 
 fn expect_slots(
@@ -103,21 +91,8 @@ fn expect_slots(
     batch: usize,
     pool: &Tensor<4>,
 ) -> Result<(), OpError> {
-    let accepted = [DType::I32, DType::I64, DType::U32];
-    expect_dtype(argument, "I32, I64 or U32", slots, &accepted)?;
-    expect_shape(argument, slots.dims(), [batch])?;
-    expect_device(argument, &slots.device(), "pool", &pool.device())
-}
-
-fn expect_number(argument: &'static str, actual: f64) -> Result<(), OpError> {
-    if actual.is_nan() {
-        return Err(OpError::InvalidFloat {
-            argument,
-            expected: "a number",
-            actual: actual.to_string(),
-        });
-    }
-    Ok(())
+    let like = ("pool", &pool.device());
+    expect_tensor((argument, slots), INTEGERS, [batch], like)
 }
 
 fn check_host_values(
@@ -162,15 +137,11 @@ fn host_values(tensor: &Tensor<1, Int>) -> Vec<i64> {
 }
 
 fn expect_in_pool(argument: &'static str, slots: &[i64], count: usize) -> Result<(), OpError> {
-    let beyond = |slot: &usize| *slot >= count;
     let mut slots = slots.iter().filter_map(|&slot| usize::try_from(slot).ok());
-    match slots.find(beyond) {
-        None => Ok(()),
-        Some(slot) => {
-            let expected = format!("less than {count}, the number of slots");
-            Err(invalid(argument, expected, slot))
-        }
-    }
+    slots.try_for_each(|slot| {
+        let expected = format_args!("less than {count}, the number of slots");
+        expect_value(slot < count, argument, slot, expected)
+    })
 }
 
 /// Rejects a slot that one sequence writes to and another uses.

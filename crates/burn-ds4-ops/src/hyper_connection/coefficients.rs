@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Tensor};
 
 use crate::OpError;
-use crate::validation::{expect_device, expect_dtype, expect_shape};
+use crate::validation::{F32, expect_shape, expect_tensor};
 
 /// The coefficients of one sub-layer, f32. [`collapse`](super::collapse) returns them, and
 /// [`expand`](super::expand) takes them.
@@ -19,13 +19,10 @@ impl Coefficients {
     /// [`OpError`] for a dtype, shape or device that does not fit.
     pub fn new(pre: Tensor<2>, post: Tensor<2>, comb: Tensor<3>) -> Result<Self, OpError> {
         let [tokens, streams] = pre.dims();
-        expect_dtype("pre", "F32", &pre, &[DType::F32])?;
-        expect_dtype("post", "F32", &post, &[DType::F32])?;
-        expect_dtype("comb", "F32", &comb, &[DType::F32])?;
-        expect_shape("post", post.dims(), [tokens, streams])?;
-        expect_shape("comb", comb.dims(), [tokens, streams, streams])?;
-        expect_device("post", &post.device(), "pre", &pre.device())?;
-        expect_device("comb", &comb.device(), "pre", &pre.device())?;
+        let like = ("pre", &pre.device());
+        expect_tensor(("pre", &pre), F32, [tokens, streams], like)?;
+        expect_tensor(("post", &post), F32, [tokens, streams], like)?;
+        expect_tensor(("comb", &comb), F32, [tokens, streams, streams], like)?;
         if tokens * streams == 0 {
             let values = Tensor::zeros(
                 [tokens, (2 + streams) * streams],

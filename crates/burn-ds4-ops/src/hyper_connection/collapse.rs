@@ -13,7 +13,7 @@ use super::coefficients::Coefficients;
 use super::streams::Streams;
 use super::validation::{expect_output, expect_parameters, expect_sinkhorn};
 use crate::OpError;
-use crate::validation::{expect_device, expect_float, expect_not_negative, expect_shape};
+use crate::validation::{FLOATS, expect_not_negative, expect_tensor};
 
 /// The RMS norm of the collapsed streams, see [`rms_norm`](crate::norm::rms_norm).
 #[derive(Clone, Debug)]
@@ -349,9 +349,8 @@ fn expect_rest(streams: &Streams, norm: Option<&Norm>) -> Result<(), OpError> {
     let Some(Norm { weight, epsilon }) = norm else {
         return Ok(());
     };
-    expect_float("weight", weight)?;
-    expect_shape("weight", weight.dims(), [d])?;
-    expect_device("weight", &weight.device(), "streams", &streams.device())?;
+    let like = ("streams", &streams.device());
+    expect_tensor(("weight", weight), FLOATS, [d], like)?;
     expect_not_negative("the norm's epsilon", *epsilon)
 }
 

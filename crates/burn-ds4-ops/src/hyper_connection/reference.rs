@@ -1,14 +1,11 @@
 //! Hyper-connections in plain tensor operations. They are generic over the backend, because they
 //! are the default bodies of the operators' backend trait.
 
-use burn::backend::TensorMetadata;
-use burn::backend::tensor::FloatTensor;
-use burn::tensor::{FloatDType, Shape};
-
 use super::args::{Mix, Sinkhorn};
 use crate::matmul::{INVARIANT_ROWS, MatmulOps};
 use crate::norm::NormOps;
 use crate::optional::OptionalFloat;
+use crate::reference::prelude::*;
 
 /// The streams, the input, its norm and the coefficients.
 pub(super) type Collapsed<B> = (
@@ -27,7 +24,7 @@ pub(super) fn collapse<B: MatmulOps + NormOps>(mix: Mix<B>, sinkhorn: Sinkhorn) 
     };
     let pre = B::float_add_scalar(B::sigmoid(part(0..n)), epsilon.into());
     let post = B::float_mul_scalar(B::sigmoid(part(n..2 * n)), 2.0.into());
-    let comb = B::float_reshape(part(2 * n..(2 + n) * n), Shape::new([tokens, n, n]));
+    let comb = reshape::<B>(part(2 * n..(2 + n) * n), [tokens, n, n]);
 
     let comb = B::float_add_scalar(B::softmax(comb, 2), epsilon.into());
     let mut comb = normalize::<B>(comb, 1, epsilon);
@@ -35,7 +32,7 @@ pub(super) fn collapse<B: MatmulOps + NormOps>(mix: Mix<B>, sinkhorn: Sinkhorn) 
         comb = normalize::<B>(comb, 2, epsilon);
         comb = normalize::<B>(comb, 1, epsilon);
     }
-    let comb = B::float_reshape(comb, Shape::new([tokens, n * n]));
+    let comb = reshape::<B>(comb, [tokens, n * n]);
     let input = weighted_sum::<B>(mix.streams.clone(), pre.clone());
     let normed = normed::<B>(input.clone(), mix.weight, mix.epsilon);
     let coefficients = B::float_cat(vec![pre, post, comb], 1);
@@ -75,19 +72,19 @@ pub(super) fn expand<B: MatmulOps>(
     let part = |range: std::ops::Range<usize>| {
         B::float_slice(coefficients.clone(), &[(0..tokens).into(), range.into()])
     };
-    let post = B::float_reshape(part(n..2 * n), Shape::new([tokens, n, 1]));
-    let comb = B::float_reshape(part(2 * n..(2 + n) * n), Shape::new([tokens, n, n]));
+    let post = reshape::<B>(part(n..2 * n), [tokens, n, 1]);
+    let comb = reshape::<B>(part(2 * n..(2 + n) * n), [tokens, n, n]);
     let streams = B::float_cast(streams, FloatDType::F32);
     let mixed = B::precise_matmul(B::float_swap_dims(comb, 1, 2), streams);
     let output = B::float_cast(output, FloatDType::F32);
-    let own = B::float_mul(post, B::float_reshape(output, Shape::new([tokens, 1, d])));
+    let own = B::float_mul(post, reshape::<B>(output, [tokens, 1, d]));
     B::float_cast(B::float_add(mixed, own), dtype.into())
 }
 
 /// `function · v / rms(v) · scale + base`, where `v` is all streams of a token side by side.
 fn mixes<B: MatmulOps>(mix: &Mix<B>, norm_epsilon: f64) -> FloatTensor<B> {
     let [tokens, n, d] = mix.streams.shape().dims();
-    let flat = B::float_reshape(mix.streams.clone(), Shape::new([tokens, n * d]));
+    let flat = reshape::<B>(mix.streams.clone(), [tokens, n * d]);
     let function = mix.function.clone();
     let projected = B::small_m_matmul(flat.clone(), function, FloatDType::F32, INVARIANT_ROWS);
     let flat = B::float_cast(flat, FloatDType::F32);
@@ -95,7 +92,7 @@ fn mixes<B: MatmulOps>(mix: &Mix<B>, norm_epsilon: f64) -> FloatTensor<B> {
     let rms = B::float_sqrt(B::float_add_scalar(mean, norm_epsilon.into()));
     let row = |values: FloatTensor<B>| {
         let length = values.shape()[0];
-        B::float_reshape(values, Shape::new([1, length]))
+        reshape::<B>(values, [1, length])
     };
     let scaled = B::float_mul(B::float_div(projected, rms), row(mix.scale.clone()));
     B::float_add(scaled, row(mix.base.clone()))
@@ -110,7 +107,7 @@ fn normalize<B: MatmulOps>(matrix: FloatTensor<B>, dim: usize, epsilon: f64) -> 
 fn weighted_sum<B: MatmulOps>(streams: FloatTensor<B>, weights: FloatTensor<B>) -> FloatTensor<B> {
     let [tokens, n, d] = streams.shape().dims();
     let dtype = streams.dtype();
-    let weights = B::float_reshape(weights, Shape::new([tokens, 1, n]));
+    let weights = reshape::<B>(weights, [tokens, 1, n]);
     let sum = B::precise_matmul(weights, B::float_cast(streams, FloatDType::F32));
-    B::float_cast(B::float_reshape(sum, Shape::new([tokens, d])), dtype.into())
+    B::float_cast(reshape::<B>(sum, [tokens, d]), dtype.into())
 }

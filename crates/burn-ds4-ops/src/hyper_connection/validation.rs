@@ -1,12 +1,12 @@
 //! Checks of the arguments of this family's operators.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::args::Sinkhorn;
 use super::coefficients::Coefficients;
 use crate::OpError;
 use crate::validation::{
-    expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
+    F32, FLOATS, expect_device, expect_float, expect_not_negative, expect_positive, expect_tensor,
 };
 
 pub(super) fn expect_output(
@@ -15,12 +15,11 @@ pub(super) fn expect_output(
     coefficients: &Coefficients,
 ) -> Result<(), OpError> {
     let [tokens, n, d] = streams.dims();
-    expect_float("output", output)?;
-    expect_float("streams", streams)?;
-    expect_shape("output", output.dims(), [tokens, d])?;
-    coefficients.expect_fit(tokens, n)?;
     let device = streams.device();
-    expect_device("output", &output.device(), "streams", &device)?;
+    expect_float("streams", streams)?;
+    let like = ("streams", &device);
+    expect_tensor(("output", output), FLOATS, [tokens, d], like)?;
+    coefficients.expect_fit(tokens, n)?;
     let of_coefficients = coefficients.packed().device();
     expect_device("coefficients", &of_coefficients, "streams", &device)
 }
@@ -28,10 +27,7 @@ pub(super) fn expect_output(
 pub(super) fn expect_sinkhorn(sinkhorn: Sinkhorn) -> Result<(), OpError> {
     expect_not_negative("epsilon", sinkhorn.epsilon)?;
     expect_not_negative("norm_epsilon", sinkhorn.norm_epsilon)?;
-    if sinkhorn.iterations == 0 {
-        return Err(invalid("iterations", "at least 1", 0));
-    }
-    Ok(())
+    expect_positive([("iterations", sinkhorn.iterations)])
 }
 
 pub(super) fn expect_parameters(
@@ -42,17 +38,9 @@ pub(super) fn expect_parameters(
 ) -> Result<(), OpError> {
     let [_, n, d] = streams.dims();
     expect_float("streams", streams)?;
-    expect_float("function", function)?;
-    expect_dtype("base", "F32", base, &[DType::F32])?;
-    expect_dtype("scale", "F32", scale, &[DType::F32])?;
-    if n * d == 0 {
-        return Err(invalid("channels of streams", "at least 1", 0));
-    }
-    expect_shape("function", function.dims(), [bases, n * d])?;
-    expect_shape("base", base.dims(), [bases])?;
-    expect_shape("scale", scale.dims(), [scales])?;
-    let device = streams.device();
-    expect_device("function", &function.device(), "streams", &device)?;
-    expect_device("base", &base.device(), "streams", &device)?;
-    expect_device("scale", &scale.device(), "streams", &device)
+    expect_positive([("channels of streams", n * d)])?;
+    let like = ("streams", &streams.device());
+    expect_tensor(("function", function), FLOATS, [bases, n * d], like)?;
+    expect_tensor(("base", base), F32, [bases], like)?;
+    expect_tensor(("scale", scale), F32, [scales], like)
 }

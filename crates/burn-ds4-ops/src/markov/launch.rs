@@ -1,16 +1,8 @@
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::kernel::{
     MarkovBlueprint, MarkovCandidatesLaunch, MarkovOperandsLaunch, MarkovShapeLaunch, UNROLL,
     last_draft_kernel, markov_kernel,
 };
-use crate::caps::Caps;
-use crate::launching::{MAX_CUBES, address_type, cube_count, fits_i32, output, row_vector_size};
+use crate::launching::prelude::*;
 
 /// Units of a cube.
 const UNITS: u32 = 256;

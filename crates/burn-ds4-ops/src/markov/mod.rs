@@ -12,7 +12,9 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::OpError;
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
+use crate::validation::{
+    F32, FLOATS, I32, WIDE_INTEGERS, expect_positive, expect_shape, expect_tensor, expect_value,
+};
 use backend::MarkovOps;
 
 /// Chooses a token for each place, one after the other: the candidate with the highest `logits +
@@ -93,29 +95,19 @@ fn check(
     tokens: &Tensor<2, Int>,
     [embedding, output]: [&Tensor<2>; 2],
 ) -> Result<(), OpError> {
-    let ([lanes, places, columns], device) = (logits.dims(), logits.device());
+    let [lanes, places, columns] = logits.dims();
     let [vocabulary, rank] = embedding.dims();
-    expect_dtype("logits", "F32", logits, &[DType::F32])?;
-    let words = [DType::I32, DType::I64, DType::U32, DType::U64];
-    expect_dtype("tokens", "I32, I64, U32 or U64", tokens, &words)?;
-    expect_float("embedding", embedding)?;
-    expect_float("output", output)?;
-    expect_shape("tokens", tokens.dims(), [lanes, 1])?;
-    expect_shape("output", output.dims(), [vocabulary, rank])?;
-    expect_device("tokens", &tokens.device(), "logits", &device)?;
-    expect_device("embedding", &embedding.device(), "logits", &device)?;
-    expect_device("output", &output.device(), "logits", &device)?;
+    let like = ("logits", &logits.device());
+    expect_tensor(("logits", logits), F32, [lanes, places, columns], like)?;
+    expect_tensor(("tokens", tokens), WIDE_INTEGERS, [lanes, 1], like)?;
+    for (argument, matrix) in [("embedding", embedding), ("output", output)] {
+        expect_tensor((argument, matrix), FLOATS, [vocabulary, rank], like)?;
+    }
     match ids {
         None => expect_shape("logits", logits.dims(), [lanes, places, vocabulary])?,
-        Some(ids) => {
-            expect_dtype("ids", "I32", ids, &[DType::I32])?;
-            expect_shape("ids", ids.dims(), [lanes, places, columns])?;
-            expect_device("ids", &ids.device(), "logits", &device)?;
-        }
+        Some(ids) => expect_tensor(("ids", ids), I32, [lanes, places, columns], like)?,
     }
-    match (rank, vocabulary) {
-        (0, _) => Err(invalid("rank", "at least 1", rank)),
-        (_, 0) if columns > 0 => Err(invalid("vocabulary", "at least 1", vocabulary)),
-        _ => Ok(()),
-    }
+    expect_positive([("rank", rank)])?;
+    let fits = vocabulary > 0 || columns == 0;
+    expect_value(fits, "vocabulary", vocabulary, "at least 1")
 }

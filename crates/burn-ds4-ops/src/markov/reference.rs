@@ -1,14 +1,7 @@
 //! The drafts in plain tensor operations. Generic over the backend, as it is the default body of
 //! the operator's backend trait.
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IntDType, Shape};
-
-use crate::reference::{bool_dtype, ranges, slice};
-
-/// The dtype of tokens and columns.
-const INT: IntDType = IntDType::I32;
+use crate::reference::prelude::*;
 
 pub(super) fn markov_drafts<B: Backend>(
     logits: FloatTensor<B>,
@@ -39,7 +32,7 @@ pub(super) fn markov_drafts<B: Backend>(
         let bias = bias::<B>(before, output.clone(), candidates);
         let draft = best::<B>(B::float_add(own, bias), ids);
         last = known(draft.clone());
-        drafts.push(B::int_reshape(draft, Shape::new([lanes, 1])));
+        drafts.push(int_reshape::<B>(draft, [lanes, 1]));
     }
     B::int_cat(drafts, 1)
 }
@@ -57,11 +50,11 @@ fn bias<B: Backend>(
     };
     let [_, columns] = candidates.shape().dims();
     let shape = Shape::new([lanes, columns, rank]);
-    let candidates = B::int_reshape(candidates, Shape::new([lanes * columns]));
+    let candidates = int_reshape::<B>(candidates, [lanes * columns]);
     let rows = B::float_reshape(B::float_select(output, 0, candidates), shape.clone());
-    let embedded = B::float_reshape(embedded, Shape::new([lanes, 1, rank]));
+    let embedded = reshape::<B>(embedded, [lanes, 1, rank]);
     let products = B::float_mul(rows, B::float_expand(embedded, shape));
-    B::float_reshape(B::float_sum_dim(products, 2), Shape::new([lanes, columns]))
+    reshape::<B>(B::float_sum_dim(products, 2), [lanes, columns])
 }
 
 /// The candidate with the highest of the sums `[lanes, columns]`, of equal ones that in the lowest
@@ -75,10 +68,7 @@ fn best<B: Backend>(sums: FloatTensor<B>, ids: Option<IntTensor<B>>) -> IntTenso
     let highest = B::float_max_dim(sums.clone(), 1);
     let none = B::float_equal_elem(highest.clone(), f32::NEG_INFINITY.into(), dtype);
     let equal = B::float_equal(sums, B::float_expand(highest, shape.clone()), dtype);
-    let column = B::int_reshape(
-        B::int_arange(0..columns as i64, &device, INT),
-        Shape::new([1, columns]),
-    );
+    let column = int_reshape::<B>(B::int_arange(0..columns as i64, &device, INT), [1, columns]);
     let column = B::int_expand(column, shape);
     let others = B::bool_not(equal);
     let column = B::int_mask_fill(column, others, (columns as i64 - 1).into());
@@ -88,5 +78,5 @@ fn best<B: Backend>(sums: FloatTensor<B>, ids: Option<IntTensor<B>>) -> IntTenso
         Some(ids) => B::int_gather(1, ids, column),
     };
     let id = B::int_mask_fill(id, none, (-1).into());
-    B::int_reshape(id, Shape::new([lanes]))
+    int_reshape::<B>(id, [lanes])
 }

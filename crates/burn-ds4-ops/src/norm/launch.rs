@@ -1,15 +1,5 @@
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::kernel::{NormSizesLaunch, RmsNormBlueprint, rms_norm_kernel};
-use crate::caps::Caps;
-use crate::launching::{
-    address_type, cube_count, is_float, output, vector_size, with_contiguous_rows,
-};
+use crate::launching::prelude::*;
 use crate::rows::RowPartition;
 
 /// Rows of each cube, where one plane is enough for a row.

@@ -13,7 +13,7 @@ use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use crate::OpError;
-use crate::validation::{expect_device, expect_float, expect_not_negative, expect_shape};
+use crate::validation::{FLOATS, expect_float, expect_not_negative, expect_tensor};
 pub(crate) use backend::NormOps;
 #[cfg(feature = "cube")]
 pub(crate) use kernel::{NormSizes, RmsNormBlueprint, normalize_rows};
@@ -71,9 +71,7 @@ pub fn rms_norm<const D: usize>(
     let columns = shape[D - 1];
     expect_float("x", &x)?;
     if let Some(weight) = &weight {
-        expect_float("weight", weight)?;
-        expect_shape("weight", weight.dims(), [columns])?;
-        expect_device("weight", &weight.device(), "x", &x.device())?;
+        expect_tensor(("weight", weight), FLOATS, [columns], ("x", &x.device()))?;
     }
     expect_not_negative("epsilon", epsilon)?;
     let elements: usize = shape.iter().product();

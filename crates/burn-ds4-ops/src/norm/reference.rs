@@ -1,9 +1,7 @@
 //! The norm in plain tensor operations. Generic over the backend, as it is the default body of the
 //! operator's backend trait.
 
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, Shape};
+use crate::reference::prelude::*;
 
 pub(super) fn rms_norm<B: Backend>(
     x: FloatTensor<B>,
@@ -17,7 +15,7 @@ pub(super) fn rms_norm<B: Backend>(
     let mut normalized = B::float_div(x, B::float_expand(rms, shape.clone()));
     if let Some(weight) = weight {
         let weight = B::float_cast(weight, FloatDType::F32);
-        let weight = B::float_reshape(weight, Shape::new([1, shape[1]]));
+        let weight = reshape::<B>(weight, [1, shape[1]]);
         normalized = B::float_mul(normalized, B::float_expand(weight, shape));
     }
     B::float_cast(normalized, dtype.into())

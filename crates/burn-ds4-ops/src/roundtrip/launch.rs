@@ -1,13 +1,6 @@
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::SmallFloat;
 use super::kernel::{RoundtripBlueprint, roundtrip_kernel};
-use crate::caps::Caps;
-use crate::launching::{address_type, cube_count, is_float, output};
+use crate::launching::prelude::*;
 
 /// Units of a cube, at most.
 const UNITS: u32 = 256;

@@ -1,12 +1,8 @@
 //! Rounding to small formats and back in plain tensor operations. `x` is `[rows, columns]` in f32,
 //! and no dimension is zero.
 
-use burn::backend::tensor::{BoolTensor, FloatTensor};
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, Shape};
-
 use super::{RoundtripFormat, hadamard_scale, power_of_two};
-use crate::reference::{bool_dtype, slice};
+use crate::reference::prelude::*;
 
 /// Descending sum of 255, which covers every scale exponent; in parts that keep all factors normal.
 const SCALE_STEPS: [i32; 9] = [64, 64, 64, 32, 16, 8, 4, 2, 1];
@@ -32,12 +28,12 @@ pub(crate) fn roundtrip<B: Backend>(
         let zeros = B::float_zeros(Shape::new([rows, padding]), &device, FloatDType::F32);
         magnitude = B::float_cat(vec![magnitude, zeros], 1);
     }
-    let magnitude = B::float_reshape(magnitude, Shape::new([rows * blocks, block]));
+    let magnitude = reshape::<B>(magnitude, [rows * blocks, block]);
     let (scale, inverse) = block_scale::<B>(B::float_max_dim(magnitude.clone(), 1), format);
     let of_block = |factor| B::float_expand(factor, magnitude.shape());
     let scaled = B::float_mul(magnitude.clone(), of_block(inverse));
     let rounded = B::float_mul(round_magnitude::<B>(scaled, format), of_block(scale));
-    let rounded = B::float_reshape(rounded, Shape::new([rows, blocks * block]));
+    let rounded = reshape::<B>(rounded, [rows, blocks * block]);
     let rounded = slice::<B>(rounded, 1, 0..columns);
     let negative = B::float_lower_elem(x.clone(), 0.0.into(), mask_dtype);
     let rounded = B::float_mask_where(rounded.clone(), negative, B::float_neg(rounded));
@@ -109,7 +105,7 @@ pub(crate) fn hadamard<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
             B::float_add(low.clone(), high.clone()),
             B::float_sub(low, high),
         ];
-        x = B::float_reshape(B::float_cat(sums, 1), Shape::new([rows, columns]));
+        x = reshape::<B>(B::float_cat(sums, 1), [rows, columns]);
         stride *= 2;
     }
     B::float_mul_scalar(x, hadamard_scale(columns).into())

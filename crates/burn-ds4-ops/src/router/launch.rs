@@ -1,20 +1,8 @@
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::client::Client;
-use cubecl::prelude::*;
-
 use super::kernel::{
     DenseBlueprint, HashBlueprint, HashSizesLaunch, RouterOperandsLaunch, SelectBlueprint,
     SelectRowsLaunch, SelectionLaunch, dense_kernel, hash_kernel, select_kernel,
 };
-use crate::caps::Caps;
-use crate::launching::{
-    address_type, cube_count, is_float, is_wide_int, output, row_vector_size, vector_size,
-    with_contiguous_rows, with_vectors,
-};
+use crate::launching::prelude::*;
 
 /// Largest `k` of the kernels. The selection takes one iteration for each of the `k` ranks.
 const MAX_K: usize = 32;

@@ -24,7 +24,9 @@ use burn::backend::Dispatch;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
 use crate::OpError;
-use crate::validation::{expect_device, expect_dtype, expect_float, expect_shape, invalid};
+use crate::validation::{
+    F32, FLOATS, expect_float, expect_placed, expect_positive, expect_tensor, expect_value,
+};
 use backend::RouterOps;
 
 /// Most experts of a router, whose ids are i32.
@@ -241,13 +243,11 @@ pub fn dense_router(
     scale: f64,
 ) -> Result<(Tensor<2>, Tensor<2, Int>), OpError> {
     let ([tokens, d_model], [experts, _]) = (x.dims(), gate.dims());
-    let device = x.device();
+    let like = ("x", &x.device());
     expect_float("x", &x)?;
-    expect_float("gate", &gate)?;
-    expect_shape("gate", gate.dims(), [experts, d_model])?;
-    expect_device("gate", &gate.device(), "x", &device)?;
+    expect_tensor(("gate", &gate), FLOATS, [experts, d_model], like)?;
     expect_k(k, experts, "the number of experts")?;
-    expect_selection([tokens, experts], &bias, &padding, ("x", &device))?;
+    expect_selection([tokens, experts], &bias, &padding, like)?;
     let (weights, ids) = Dispatch::dense_router(
         x.into_dispatch(),
         gate.into_dispatch(),
@@ -318,26 +318,19 @@ pub fn hash_route(
     scale: f64,
 ) -> Result<(Tensor<2>, Tensor<2, Int>), OpError> {
     let ([tokens], [vocabulary, k]) = (token_ids.dims(), table.dims());
-    let device = token_ids.device();
-    expect_device("table", &table.device(), "token_ids", &device)?;
+    let like = ("token_ids", &token_ids.device());
+    expect_placed(("table", &table), [vocabulary, k], like)?;
     let (logits, experts) = match weights {
         HashWeights::Scored(logits) => {
             let [_, experts] = logits.dims();
-            expect_float("logits", &logits)?;
-            expect_shape("logits", logits.dims(), [tokens, experts])?;
-            expect_device("logits", &logits.device(), "token_ids", &device)?;
+            expect_tensor(("logits", &logits), FLOATS, [tokens, experts], like)?;
             (Some(logits), experts)
         }
         HashWeights::Uniform { experts } => (None, experts),
     };
-    for (argument, count) in [("rows of table", vocabulary), ("columns of table", k)] {
-        if count == 0 {
-            return Err(invalid(argument, "at least 1", count));
-        }
-    }
-    if !(1..=MAX_EXPERTS).contains(&experts) {
-        return Err(invalid("experts", format!("1 to {MAX_EXPERTS}"), experts));
-    }
+    expect_positive([("rows of table", vocabulary), ("columns of table", k)])?;
+    let fits = (1..=MAX_EXPERTS).contains(&experts);
+    expect_value(fits, "experts", experts, format_args!("1 to {MAX_EXPERTS}"))?;
     let (weights, ids) = Dispatch::hash_route(
         token_ids.into_dispatch(),
         table.into_dispatch(),
@@ -350,10 +343,8 @@ pub fn hash_route(
 
 /// Checks how many of `columns`, which are `what`, are chosen.
 fn expect_k(k: usize, columns: usize, what: &str) -> Result<(), OpError> {
-    if (1..=columns).contains(&k) {
-        return Ok(());
-    }
-    Err(invalid("k", format!("1 to {columns}, {what}"), k))
+    let fits = (1..=columns).contains(&k);
+    expect_value(fits, "k", k, format_args!("1 to {columns}, {what}"))
 }
 
 /// Checks what a choice among the scores of `tokens` takes besides these, which must be on the
@@ -362,16 +353,13 @@ fn expect_selection(
     [tokens, experts]: [usize; 2],
     bias: &Option<Tensor<1>>,
     padding: &Option<Tensor<1, Bool>>,
-    (other, device): (&'static str, &Device),
+    like: (&'static str, &Device),
 ) -> Result<(), OpError> {
     if let Some(bias) = bias {
-        expect_dtype("bias", "F32", bias, &[DType::F32])?;
-        expect_shape("bias", bias.dims(), [experts])?;
-        expect_device("bias", &bias.device(), other, device)?;
+        expect_tensor(("bias", bias), F32, [experts], like)?;
     }
     if let Some(padding) = padding {
-        expect_shape("padding", padding.dims(), [tokens])?;
-        expect_device("padding", &padding.device(), other, device)?;
+        expect_placed(("padding", padding), [tokens], like)?;
     }
     Ok(())
 }

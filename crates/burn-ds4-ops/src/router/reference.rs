@@ -2,10 +2,7 @@
 //! of the operators' backend trait.
 
 use crate::matmul::MatmulOps;
-use crate::reference::{bool_dtype, log1p};
-use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape};
+use crate::reference::prelude::*;
 
 /// Added to the sum of the chosen activations, which may underflow to zero.
 pub(super) const DENOMINATOR_EPSILON: f64 = 1e-20;
@@ -44,7 +41,7 @@ pub(super) fn no_rows<B: Backend>(device: &B::Device, k: usize) -> (FloatTensor<
     let shape = Shape::new([0, k]);
     (
         B::float_zeros(shape.clone(), device, FloatDType::F32),
-        B::int_zeros(shape, device, IntDType::I32),
+        B::int_zeros(shape, device, INT),
     )
 }
 
@@ -66,7 +63,7 @@ fn select_ids<B: Backend>(scores: FloatTensor<B>, k: usize) -> IntTensor<B> {
     );
     let mut ids = Vec::with_capacity(k);
     for rank in 0..k {
-        let id = B::float_argmax(remaining.clone(), 1, IntDType::I32);
+        let id = B::float_argmax(remaining.clone(), 1, INT);
         if rank + 1 < k {
             remaining = B::float_scatter(
                 1,
@@ -95,7 +92,7 @@ pub(super) fn activation_topk<B: Backend>(
     let scores = sqrt_softplus::<B>(B::float_cast(logits, FloatDType::F32));
     let selection = match bias {
         Some(bias) => {
-            let bias = B::float_reshape(bias, Shape::new([1, shape[1]]));
+            let bias = reshape::<B>(bias, [1, shape[1]]);
             B::float_add(scores.clone(), B::float_expand(bias, shape))
         }
         None => scores.clone(),
@@ -137,7 +134,7 @@ pub(super) fn hash_route<B: Backend>(
     let known = B::int_clamp(token_ids, 0.into(), (vocabulary as i64 - 1).into());
     let ids = B::int_select(table, 0, known);
     let ids = B::int_clamp(ids, 0.into(), (experts as i64 - 1).into());
-    let ids = B::int_cast(ids, IntDType::I32);
+    let ids = B::int_cast(ids, INT);
     let weights = match logits {
         Some(logits) => {
             let scores = sqrt_softplus::<B>(B::float_cast(logits, FloatDType::F32));
@@ -170,7 +167,7 @@ fn blank<B: Backend>(
     padding: BoolTensor<B>,
 ) -> (FloatTensor<B>, IntTensor<B>) {
     let shape = ids.shape();
-    let padding = B::bool_reshape(padding, Shape::new([shape[0], 1]));
+    let padding = bool_reshape::<B>(padding, [shape[0], 1]);
     let padding = B::bool_expand(padding, shape);
     (
         B::float_mask_fill(weights, padding.clone(), 0.0.into()),

@@ -1,25 +1,19 @@
-use burn::tensor::{DType, Int, Tensor, kind::Basic};
+use burn::tensor::{Int, Tensor};
 
 use super::params::{
     LaneParams, MAX_COLUMNS, MAX_LOGIT_BIAS, MAX_TOP_LOG_PROBS, Penalties, SamplingParams,
 };
 use crate::OpError;
 use crate::validation::{
-    expect_device, expect_dtype, expect_float, expect_number, expect_shape, invalid,
+    I32, WIDE_INTEGERS, expect_float, expect_number, expect_placed, expect_tensor, expect_value,
 };
 
 /// Checks logits, whose last dimension is columns.
 pub(super) fn check_logits<const D: usize>(logits: &Tensor<D>) -> Result<(), OpError> {
     expect_float("logits", logits)?;
     let columns = logits.dims()[D - 1];
-    if columns > MAX_COLUMNS {
-        return Err(invalid(
-            "columns",
-            format!("at most {MAX_COLUMNS}"),
-            columns,
-        ));
-    }
-    Ok(())
+    let expected = format_args!("at most {MAX_COLUMNS}");
+    expect_value(columns <= MAX_COLUMNS, "columns", columns, expected)
 }
 
 /// Checks the positions of the lanes, which are the first dimension of the logits.
@@ -27,25 +21,23 @@ pub(super) fn check_positions<const D: usize>(
     logits: &Tensor<D>,
     positions: &Tensor<1, Int>,
 ) -> Result<(), OpError> {
-    expect_words("positions", positions)?;
-    expect_shape("positions", positions.dims(), [logits.dims()[0]])?;
-    expect_device("positions", &positions.device(), "logits", &logits.device())
+    let (shape, like) = ([logits.dims()[0]], ("logits", &logits.device()));
+    expect_tensor(("positions", positions), WIDE_INTEGERS, shape, like)
 }
 
 pub(super) fn check_counts(logits: &Tensor<3>, counts: &Tensor<2, Int>) -> Result<(), OpError> {
     let [lanes, _, columns] = logits.dims();
-    expect_shape("counts", counts.dims(), [lanes, columns])?;
-    expect_device("counts", &counts.device(), "logits", &logits.device())
+    let like = ("logits", &logits.device());
+    expect_placed(("counts", counts), [lanes, columns], like)
 }
 
 pub(super) fn check_tokens(
     tokens: &Tensor<2, Int>,
     counts: &Tensor<2, Int>,
 ) -> Result<(), OpError> {
-    expect_words("tokens", tokens)?;
-    let [lanes, count] = tokens.dims();
-    expect_shape("tokens", [lanes, count], [counts.dims()[0], count])?;
-    expect_device("tokens", &tokens.device(), "counts", &counts.device())
+    let shape = [counts.dims()[0], tokens.dims()[1]];
+    let like = ("counts", &counts.device());
+    expect_tensor(("tokens", tokens), WIDE_INTEGERS, shape, like)
 }
 
 pub(super) fn check_log_probs(
@@ -54,20 +46,14 @@ pub(super) fn check_log_probs(
     top: usize,
 ) -> Result<(), OpError> {
     check_logits(logits)?;
-    expect_dtype("tokens", "I32", tokens, &[DType::I32])?;
-    expect_shape("tokens", tokens.dims(), [logits.dims()[0]])?;
-    expect_device("tokens", &tokens.device(), "logits", &logits.device())?;
-    if top > MAX_TOP_LOG_PROBS {
-        return Err(invalid("top", format!("at most {MAX_TOP_LOG_PROBS}"), top));
-    }
-    Ok(())
+    let (shape, like) = ([logits.dims()[0]], ("logits", &logits.device()));
+    expect_tensor(("tokens", tokens), I32, shape, like)?;
+    let expected = format_args!("at most {MAX_TOP_LOG_PROBS}");
+    expect_value(top <= MAX_TOP_LOG_PROBS, "top", top, expected)
 }
 
 pub(super) fn check_lane(lane: usize, lanes: usize) -> Result<(), OpError> {
-    if lane < lanes {
-        return Ok(());
-    }
-    Err(invalid("lane", format!("below {lanes}"), lane))
+    expect_value(lane < lanes, "lane", lane, format_args!("below {lanes}"))
 }
 
 /// Checks that all tokens are columns.
@@ -76,13 +62,10 @@ pub(super) fn check_ids(
     tokens: &[u32],
     vocabulary: usize,
 ) -> Result<(), OpError> {
-    match tokens.iter().find(|&&token| token as usize >= vocabulary) {
-        Some(&token) => {
-            let expected = format!("tokens below {vocabulary}");
-            Err(invalid(argument, expected, token as usize))
-        }
-        None => Ok(()),
-    }
+    tokens.iter().try_for_each(|&token| {
+        let (token, expected) = (token as usize, format_args!("tokens below {vocabulary}"));
+        expect_value(token < vocabulary, argument, token, expected)
+    })
 }
 
 pub(super) fn check_lane_params(params: &LaneParams, vocabulary: usize) -> Result<(), OpError> {
@@ -92,16 +75,23 @@ pub(super) fn check_lane_params(params: &LaneParams, vocabulary: usize) -> Resul
 }
 
 fn check_logit_bias(bias: &[(u32, f32)], vocabulary: usize) -> Result<(), OpError> {
-    if bias.len() > MAX_LOGIT_BIAS {
-        let expected = format!("at most {MAX_LOGIT_BIAS}");
-        return Err(invalid("logit_bias entries", expected, bias.len()));
-    }
+    let (entries, expected) = (bias.len(), format_args!("at most {MAX_LOGIT_BIAS}"));
+    expect_value(
+        entries <= MAX_LOGIT_BIAS,
+        "logit_bias entries",
+        entries,
+        expected,
+    )?;
     let mut tokens: Vec<u32> = bias.iter().map(|entry| entry.0).collect();
     check_ids("logit_bias", &tokens, vocabulary)?;
     tokens.sort_unstable();
-    if let Some(pair) = tokens.windows(2).find(|pair| pair[0] == pair[1]) {
-        let expected = "each token once";
-        return Err(invalid("logit_bias", expected, pair[0] as usize));
+    for pair in tokens.windows(2) {
+        expect_value(
+            pair[0] < pair[1],
+            "logit_bias",
+            pair[0] as usize,
+            "each token once",
+        )?;
     }
     bias.iter().try_for_each(|&(_, value)| {
         let expected = "a number or -inf";
@@ -111,16 +101,10 @@ fn check_logit_bias(bias: &[(u32, f32)], vocabulary: usize) -> Result<(), OpErro
 
 pub(super) fn check_drafts(logits: &Tensor<3>, drafts: &Tensor<2, Int>) -> Result<(), OpError> {
     let [lanes, rows, _] = logits.dims();
-    if rows == 0 {
-        return Err(OpError::InvalidValue {
-            argument: "rows of a sequence",
-            expected: "one more than there are drafts".into(),
-            actual: rows,
-        });
-    }
-    expect_words("drafts", drafts)?;
-    expect_shape("drafts", drafts.dims(), [lanes, rows - 1])?;
-    expect_device("drafts", &drafts.device(), "logits", &logits.device())
+    let expected = "one more than there are drafts";
+    expect_value(rows > 0, "rows of a sequence", rows, expected)?;
+    let like = ("logits", &logits.device());
+    expect_tensor(("drafts", drafts), WIDE_INTEGERS, [lanes, rows - 1], like)
 }
 
 /// Checks drafts against the tokens that follow them.
@@ -129,18 +113,9 @@ pub(super) fn check_accepted(
     drafts: &Tensor<2, Int>,
 ) -> Result<(), OpError> {
     let [lanes, count] = drafts.dims();
-    expect_dtype("tokens", "I32", tokens, &[DType::I32])?;
-    expect_shape("tokens", tokens.dims(), [lanes, count + 1])?;
-    expect_words("drafts", drafts)?;
-    expect_device("drafts", &drafts.device(), "tokens", &tokens.device())
-}
-
-fn expect_words<const D: usize, K: Basic>(
-    argument: &'static str,
-    tensor: &Tensor<D, K>,
-) -> Result<(), OpError> {
-    let accepted = [DType::I32, DType::I64, DType::U32, DType::U64];
-    expect_dtype(argument, "I32, I64, U32 or U64", tensor, &accepted)
+    let like = ("tokens", &tokens.device());
+    expect_tensor(("tokens", tokens), I32, [lanes, count + 1], like)?;
+    expect_tensor(("drafts", drafts), WIDE_INTEGERS, [lanes, count], like)
 }
 
 fn check_penalties(penalties: &Penalties) -> Result<(), OpError> {

@@ -1,11 +1,3 @@
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::client::Client;
-use cubecl::prelude::*;
-
 use super::args::CausalWindow;
 use super::kernel::{
     CausalWindowArgsLaunch, LogitRowsLaunch, LongRowBlueprint, MergeBlueprint, SegmentBlueprint,
@@ -13,11 +5,8 @@ use super::kernel::{
     WholeRowBlueprint, WindowArgsLaunch, long_row_kernel, merge_kernel, segment_kernel,
     values_kernel, whole_row_kernel,
 };
-use crate::caps::Caps;
 use crate::caps::Target;
-use crate::launching::{
-    address_type, cube_count, is_float, is_wide_int, output, with_contiguous_rows,
-};
+use crate::launching::prelude::*;
 use crate::select::CubeUnits;
 
 /// Columns up to which one cube holds a whole row in registers.

@@ -38,7 +38,9 @@ use burn::backend::Dispatch;
 use burn::tensor::{Bool, IndexingUpdateOp, Int, IntDType, Tensor};
 
 use crate::OpError;
-use crate::validation::{expect_device, expect_float, expect_shape, invalid};
+use crate::validation::{
+    expect_float, expect_placed, expect_positive, expect_shape, expect_value, invalid,
+};
 pub(crate) use args::CausalWindow;
 pub(crate) use backend::TopkOps;
 
@@ -369,13 +371,15 @@ fn as_i32(bounds: Tensor<1, Int>) -> Tensor<1, Int> {
 fn check(logits: &Tensor<2>, windows: &Windows, k: usize) -> Result<(), OpError> {
     expect_float("logits", logits)?;
     let [_, columns] = logits.dims();
-    if !(1..=MAX_K).contains(&k) {
-        return Err(invalid("k", format!("1 to {MAX_K}"), k));
-    }
-    if columns > MAX_COLUMNS {
-        let expected = format!("at most {MAX_COLUMNS}");
-        return Err(invalid("columns of logits", expected, columns));
-    }
+    let fits = (1..=MAX_K).contains(&k);
+    expect_value(fits, "k", k, format_args!("1 to {MAX_K}"))?;
+    let expected = format_args!("at most {MAX_COLUMNS}");
+    expect_value(
+        columns <= MAX_COLUMNS,
+        "columns of logits",
+        columns,
+        expected,
+    )?;
     match windows {
         Windows::All => Ok(()),
         Windows::Ranges { starts, ends } => {
@@ -389,15 +393,12 @@ fn check(logits: &Tensor<2>, windows: &Windows, k: usize) -> Result<(), OpError>
             next_n,
         } => {
             expect_bounds("starts", starts, logits, *next_n)?;
-            if *next_n > MAX_TOKENS {
-                return Err(invalid("next_n", format!("at most {MAX_TOKENS}"), *next_n));
-            }
+            let expected = format_args!("at most {MAX_TOKENS}");
+            expect_value(*next_n <= MAX_TOKENS, "next_n", *next_n, expected)?;
             let most = MAX_TOKENS / columns.max(1);
-            if !(1..=most).contains(ratio) {
-                let expected = format!("1 to {most}, with {columns} columns");
-                return Err(invalid("ratio", expected, *ratio));
-            }
-            Ok(())
+            let fits = (1..=most).contains(ratio);
+            let expected = format_args!("1 to {most}, with {columns} columns");
+            expect_value(fits, "ratio", *ratio, expected)
         }
     }
 }
@@ -405,13 +406,14 @@ fn check(logits: &Tensor<2>, windows: &Windows, k: usize) -> Result<(), OpError>
 /// Sequences of `next_n` rows each.
 fn batch_of(logits: &Tensor<2>, next_n: usize) -> Result<usize, OpError> {
     let [rows, _] = logits.dims();
-    if next_n == 0 {
-        return Err(invalid("next_n", "at least 1", next_n));
-    }
-    if !rows.is_multiple_of(next_n) {
-        let expected = format!("a multiple of {next_n}, which is next_n");
-        return Err(invalid("rows of logits", expected, rows));
-    }
+    expect_positive([("next_n", next_n)])?;
+    let expected = format_args!("a multiple of {next_n}, which is next_n");
+    expect_value(
+        rows.is_multiple_of(next_n),
+        "rows of logits",
+        rows,
+        expected,
+    )?;
     Ok(rows / next_n)
 }
 
@@ -422,6 +424,6 @@ fn expect_bounds(
     logits: &Tensor<2>,
     next_n: usize,
 ) -> Result<(), OpError> {
-    expect_shape(argument, bounds.dims(), [batch_of(logits, next_n)?])?;
-    expect_device(argument, &bounds.device(), "logits", &logits.device())
+    let (shape, like) = ([batch_of(logits, next_n)?], ("logits", &logits.device()));
+    expect_placed((argument, bounds), shape, like)
 }

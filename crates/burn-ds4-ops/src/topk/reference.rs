@@ -1,15 +1,8 @@
 //! Top-k of rows in plain tensor operations. Generic over the backend, as these are the default
 //! bodies of the operators' backend trait.
 
-use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape};
-
 use super::args::CausalWindow;
-use crate::reference::bool_dtype;
-
-/// The dtype of columns and counts.
-const INT: IntDType = IntDType::I32;
+use crate::reference::prelude::*;
 
 pub(crate) fn top_k_ids<B: Backend>(
     logits: FloatTensor<B>,
@@ -40,7 +33,7 @@ pub(crate) fn top_k_ids<B: Backend>(
 
     let dtype = bool_dtype::<B>(&device);
     let column = B::int_arange(0..columns as i64, &device, INT);
-    let column = wide(B::int_reshape(column, Shape::new([1, columns])));
+    let column = wide(int_reshape::<B>(column, [1, columns]));
     let inside = B::bool_and(
         B::int_greater_equal(column.clone(), wide(starts.clone()), dtype),
         B::int_lower(column.clone(), wide(ends), dtype),
@@ -89,7 +82,7 @@ pub(crate) fn top_k_ids<B: Backend>(
 fn bounds<B: Backend>(bounds: IntTensor<B>, columns: usize) -> IntTensor<B> {
     let rows = bounds.shape()[0];
     let bounds = B::int_clamp(bounds, 0.into(), (columns as i64).into());
-    B::int_reshape(B::int_cast(bounds, INT), Shape::new([rows, 1]))
+    int_reshape::<B>(B::int_cast(bounds, INT), [rows, 1])
 }
 
 /// The ends of the windows of each sequence's rows, by its length: `[rows, 1]`.
@@ -108,14 +101,14 @@ fn ends_of<B: Backend>(
     let lengths = bounds::<B>(lengths, causal.max_length(columns));
     let first = 1 - counted as i64;
     let token = B::int_arange(first..first + next_n as i64, &device, INT);
-    let token = B::int_reshape(token, Shape::new([1, next_n]));
+    let token = int_reshape::<B>(token, [1, next_n]);
     let visible = B::int_add(
         B::int_expand(lengths, shape.clone()),
         B::int_expand(token, shape),
     );
     let visible = B::int_clamp_min(visible, 0.into());
     let ends = B::int_div_scalar(visible, (ratio as i64).into());
-    bounds::<B>(B::int_reshape(ends, Shape::new([batch * next_n])), columns)
+    bounds::<B>(int_reshape::<B>(ends, [batch * next_n]), columns)
 }
 
 pub(super) fn top_k_values<B: Backend>(
@@ -153,7 +146,7 @@ pub(super) fn top_k_values<B: Backend>(
     );
     // Scatters the position of each rank's entry: adding to zeros assigns it.
     let k = ids.shape()[1];
-    let position = B::int_reshape(B::int_arange(0..k as i64, &device, INT), Shape::new([1, k]));
+    let position = int_reshape::<B>(B::int_arange(0..k as i64, &device, INT), [1, k]);
     let position = B::int_expand(position, ids.shape());
     let from = B::int_scatter(1, none, order, position, IndexingUpdateOp::Add);
     (
@@ -173,22 +166,19 @@ fn ranks<B: Backend>(values: FloatTensor<B>) -> IntTensor<B> {
     let shape = Shape::new([k, k]);
     let position = B::int_arange(0..k as i64, &device, INT);
     let before = B::int_lower(
-        B::int_expand(
-            B::int_reshape(position.clone(), Shape::new([1, k])),
-            shape.clone(),
-        ),
-        B::int_expand(B::int_reshape(position, Shape::new([k, 1])), shape.clone()),
+        int_broadcast::<B>(position.clone(), [1, k], shape.clone()),
+        int_broadcast::<B>(position, [k, 1], shape.clone()),
         bools,
     );
     // Row by row, as k² comparisons of all rows at once may not fit in memory.
     let ranks = (0..rows).map(|row| {
         let row = B::float_slice(values.clone(), &[(row..row + 1).into(), (0..k).into()]);
         let others = B::float_expand(row.clone(), shape.clone());
-        let own = B::float_expand(B::float_reshape(row, Shape::new([k, 1])), shape.clone());
+        let own = broadcast::<B>(row, [k, 1], shape.clone());
         let larger = B::float_greater(others.clone(), own.clone(), bools);
         let equal = B::bool_and(B::float_equal(others, own, bools), before.clone());
         let first = B::bool_into_int(B::bool_or(larger, equal), INT);
-        B::int_reshape(B::int_sum_dim(first, 1), Shape::new([1, k]))
+        int_reshape::<B>(B::int_sum_dim(first, 1), [1, k])
     });
     B::int_cat(ranks.collect(), 0)
 }

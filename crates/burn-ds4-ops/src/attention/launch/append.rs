@@ -1,20 +1,10 @@
 //! Launch of storing new rows.
 
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::compress::{F32_BYTES, ROW_UNITS, row_blueprint, row_norm};
 use super::tensors::{Positions, stride};
 use crate::attention::args::NewRows;
 use crate::attention::kernel::{AppendSizesLaunch, AppenderLaunch, RowBlueprint, append_kernel};
-use crate::caps::Caps;
-use crate::launching::{
-    MAX_CUBES, address_type, fits_i32, is_float, is_wide_int, with_contiguous_rows, writable,
-};
+use crate::launching::prelude::*;
 
 pub(in crate::attention) fn can_append(new: &NewRows<CubeBackend>, ring: &CubeTensor) -> bool {
     let [batch, count, _] = new.x.shape().dims();

@@ -1,11 +1,5 @@
 //! Launches of attention over a cache for few queries.
 
-use burn::backend::TensorMetadata;
-use burn::tensor::DType;
-use burn_cubecl::CubeBackend;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::splits::{SplitLaunch, attend, blueprint, combine, kv_splits};
 use super::tensors::{CachedTensors, block_tensors, fits_cached, selected_rows};
 use super::tiles::{can_multiply, sink_blueprint};
@@ -15,8 +9,7 @@ use crate::attention::kernel::{
     cached_cluster_kernel, cached_tiles_kernel,
 };
 use crate::attention::options::DECODE_TOKENS;
-use crate::caps::Caps;
-use crate::launching::{MAX_CUBES, is_float, row_vector_size};
+use crate::launching::prelude::*;
 
 /// Whether vectors of `size` elements hold whole pairs, and none both rotated and other channels.
 fn holds_pairs(size: usize, rotated: usize) -> bool {

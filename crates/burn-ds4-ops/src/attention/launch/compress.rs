@@ -1,13 +1,5 @@
 //! Launches of the compressor.
 
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::client::Client;
-use cubecl::prelude::*;
-
 use super::tensors::{Positions, stride};
 use crate::attention::args::Compression;
 use crate::attention::kernel::{
@@ -15,10 +7,7 @@ use crate::attention::kernel::{
     compress_kernel,
 };
 use crate::attention::options::{DECODE_TOKENS, RowRounding};
-use crate::caps::Caps;
-use crate::launching::{
-    MAX_CUBES, address_type, fits_i32, is_float, is_wide_int, with_contiguous_rows, writable,
-};
+use crate::launching::prelude::*;
 use crate::roundtrip::hadamard_scale;
 use crate::rows::RowPartition;
 

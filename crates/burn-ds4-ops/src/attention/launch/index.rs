@@ -1,13 +1,5 @@
 //! Launches of the indexer's scores.
 
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::rows::can_rotate_at;
 use super::tensors::{Positions, stride};
 use crate::attention::args::{BlockVisibility, QueryRotation};
@@ -15,10 +7,7 @@ use crate::attention::kernel::{
     INDEX_PLANES, INDEX_TILE_ROWS, IndexInputsLaunch, IndexSizesLaunch, IndexTilesBlueprint,
     index_kernel, index_tiles_kernel,
 };
-use crate::caps::Caps;
-use crate::launching::{
-    MAX_CUBES, address_type, is_float, is_wide_int, output, row_vector_size, with_vectors,
-};
+use crate::launching::prelude::*;
 
 /// Widest row of the kernel: a unit holds all of it.
 const MAX_INDEX_WIDTH: usize = 256;

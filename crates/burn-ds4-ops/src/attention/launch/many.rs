@@ -1,11 +1,5 @@
 //! Launches of attention over a cache for many queries: by warpgroups, or else by planes.
 
-use burn::backend::TensorMetadata;
-use burn::tensor::DType;
-use burn_cubecl::CubeBackend;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::tensors::{CachedTensors, block_tensors, fits_cached};
 use super::tiles::{can_multiply, sink_blueprint};
 use crate::attention::args::{CachedBlocks, Queries};
@@ -14,8 +8,7 @@ use crate::attention::kernel::{
     WARPGROUP_HEADS, cached_wgmma_kernel, cached_whole_kernel,
 };
 use crate::attention::options::DECODE_TOKENS;
-use crate::caps::Caps;
-use crate::launching::{address_type, fits_i32, output, row_vector_size};
+use crate::launching::prelude::*;
 
 /// Channels that rows of warpgroups are a multiple of, and the widest row.
 const WIDTH_STEP: usize = 128;

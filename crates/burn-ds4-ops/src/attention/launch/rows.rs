@@ -1,22 +1,12 @@
 //! Launches of what is done to rows: the rotary embedding, by given angles or by angles that the
 //! kernel looks up, and pooling.
 
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::tensors::{Positions, slot_strides};
 use crate::attention::kernel::{
     GivenAnglesLaunch, PoolSizesLaunch, RotationSizesLaunch, RowAnglesLaunch, pool_kernel,
     rotate_kernel,
 };
-use crate::caps::Caps;
-use crate::launching::{
-    address_type, cube_count, is_float, is_wide_int, output, with_contiguous_rows, with_vectors,
-};
+use crate::launching::prelude::*;
 
 /// Vectors of a cube.
 const ROTATE_UNITS: u32 = 128;

@@ -1,9 +1,5 @@
 //! Launches of attention with a sink, where masks say what is visible.
 
-use burn::backend::TensorMetadata;
-use burn_cubecl::CubeBackend;
-use burn_cubecl::tensor::CubeTensor;
-
 use super::many::{self, Blueprint, planes};
 use super::splits::{MASKED_HEADS, SplitLaunch, attend, blueprint, kv_splits};
 use super::tensors::CachedTensors;
@@ -11,7 +7,7 @@ use super::tiles::can_multiply;
 use crate::attention::args::{CompressedRows, SinkInputs};
 use crate::attention::kernel::{CachedTilesBlueprint, SinkBlueprint};
 use crate::attention::options::DECODE_TOKENS;
-use crate::launching::{MAX_CUBES, fits_i32, is_float, is_wide_int, row_vector_size};
+use crate::launching::prelude::*;
 
 /// Configuration of the kernel, and the number of elements of its vectors.
 enum Plan {

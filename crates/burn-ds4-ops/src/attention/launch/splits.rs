@@ -1,19 +1,11 @@
 //! KV splits: how the columns of a query are divided among cubes, and combined again.
 
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::client::Client;
-use cubecl::prelude::*;
-
 use super::tensors::CachedTensors;
 use crate::attention::kernel::{
     CachedBlueprint, KV_GROUP, OutputRotationLaunch, PartialOutputLaunch, SinkBlueprint,
     cached_kernel, combine_kernel,
 };
-use crate::caps::Caps;
-use crate::launching::{address_type, output};
+use crate::launching::prelude::*;
 
 /// Heads of a cube without tensor cores, and of one where masks say what is visible, which has no
 /// angles to hold. With two, a query has half as many cubes, of which half as many run at once: a

@@ -1,11 +1,6 @@
 //! The launch of all that a step stores.
 
-use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
-use burn::tensor::Shape;
-use burn_cubecl::CubeBackend;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
 
 use super::append::{AppendArguments, can_append};
 use super::compress::{CompressArguments, F32_BYTES, ROW_UNITS, can_compress};
@@ -15,8 +10,7 @@ use crate::attention::args::{
 use crate::attention::kernel::{
     CompressBlueprint, RowBlueprint, StepBlueprint, StepQueriesLaunch, step_kernel,
 };
-use crate::caps::Caps;
-use crate::launching::{MAX_CUBES, address_type, fits_i32, is_float};
+use crate::launching::prelude::*;
 use crate::norm::{Norm, RmsNormBlueprint};
 
 /// Buffers of the kernel, two of them for arguments that are no tensors, and the buffers of each

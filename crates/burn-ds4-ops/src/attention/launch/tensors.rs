@@ -1,20 +1,12 @@
 //! What kernels of attention read, on the side of the host.
 
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use crate::attention::args::{CachedBlocks, CompressedRows, Queries, SinkInputs};
 use crate::attention::kernel::{
     AngleTableLaunch, AttentionInputsLaunch, AttentionShapeLaunch, AttentionStridesLaunch,
     CacheLayoutLaunch, CachedInputsLaunch, MasksLaunch, PositionsLaunch, SlotStridesLaunch,
 };
 use crate::attention::options::WindowLayout;
-use crate::launching::{fits_i32, is_wide_int, with_contiguous_rows, with_vectors};
+use crate::launching::prelude::*;
 
 /// The positions at which sequences start, and the table of the angles of all positions.
 pub(super) struct Positions {

@@ -1,13 +1,9 @@
 //! Which queries tensor cores can attend from, by planes.
 
-use burn::backend::TensorMetadata;
-use burn::tensor::DType;
-use burn_cubecl::tensor::CubeTensor;
-
 use crate::attention::kernel::{
     HeadTiles, LANES, SLICE_CHANNELS, SinkBlueprint, TILE_HEADS, TILE_PLANES,
 };
-use crate::caps::Caps;
+use crate::launching::prelude::*;
 
 /// Heads of a plane that prepares the queries of a tile.
 const PLANE_HEADS: u32 = TILE_HEADS / TILE_PLANES;

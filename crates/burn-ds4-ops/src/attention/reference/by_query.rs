@@ -4,16 +4,12 @@
 
 use std::ops::Range;
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, Shape, Slice, TensorData, read_sync};
-
 use super::cached::{CachedOps, Prepared, cached_attention};
 use super::index::{index_scores, scored_positions};
 use crate::attention::args::{BlockVisibility, CachedBlocks, CompressedRows, Queries, SinkInputs};
 use crate::attention::options::MASKED;
 use crate::matmul::MatmulOps;
-use crate::reference::slice;
+use crate::reference::prelude::*;
 
 /// See [`cached_attention`](crate::attention::cached_attention).
 pub(in crate::attention) fn cached_attention_by_query<B: CachedOps>(

@@ -1,10 +1,6 @@
 //! Attention over a cache, and its new rows. All indices and masks are computed here, from the
 //! starts of the sequences.
 
-use burn::backend::TensorMetadata;
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::tensor::Shape;
-
 use super::positions::{NewPositions, hidden_blocks, mask, round};
 use crate::attention::args::{CachedBlocks, CompressedRows, NewRows, Queries, SinkInputs};
 use crate::attention::options::WindowLayout;
@@ -12,7 +8,7 @@ use crate::attention::rows::RowOps;
 use crate::matmul::MatmulOps;
 use crate::norm::NormOps;
 use crate::optional::OptionalFloat;
-use crate::reference::{bool_dtype, slice};
+use crate::reference::prelude::*;
 
 /// What attention over a cache is composed of.
 pub(in crate::attention) trait CachedOps:
@@ -29,11 +25,11 @@ pub(in crate::attention) fn append_rows<B: CachedOps>(
     let [batch, count, width] = new.x.shape().dims();
     let [known, rotated] = new.angles.shape().dims();
     let positions = NewPositions::<B>::new(new.start.clone(), known);
-    let rows = B::float_reshape(new.x, Shape::new([batch * count, width]));
+    let rows = reshape::<B>(new.x, [batch * count, width]);
     let rows = B::rms_norm(rows, OptionalFloat::Some(new.norm), new.epsilon);
-    let rows = B::float_reshape(rows, Shape::new([batch, count, 1, width]));
+    let rows = reshape::<B>(rows, [batch, count, 1, width]);
     let rows = rotate_by_position::<B>(rows, new.angles, new.start, false);
-    let rows = B::float_reshape(rows, Shape::new([batch, count, width]));
+    let rows = reshape::<B>(rows, [batch, count, width]);
     positions.put_newest(ring, round::<B>(rows, width - rotated, new.rounding))
 }
 
@@ -86,9 +82,9 @@ impl<B: CachedOps> Prepared<B> {
         let [_, slots, _] = window.shape().dims();
         let positions = NewPositions::<B>::new(queries.start.clone(), queries.angles.shape()[0]);
 
-        let rows = B::float_reshape(queries.x, Shape::new([batch * count * heads, width]));
+        let rows = reshape::<B>(queries.x, [batch * count * heads, width]);
         let rows = B::rms_norm(rows, OptionalFloat::None, queries.epsilon);
-        let rows = B::float_reshape(rows, Shape::new([batch, count, heads, width]));
+        let rows = reshape::<B>(rows, [batch, count, heads, width]);
         let (angles, start) = (queries.angles, queries.start);
         let rows = rotate_by_position::<B>(rows, angles.clone(), start.clone(), false);
 
@@ -128,15 +124,15 @@ impl<B: CachedOps> Prepared<B> {
         let [_, columns, _] = inputs.window.shape().dims();
         let all = batch * count;
         let repeated = |rows: FloatTensor<B>, width: usize| {
-            let rows = B::float_reshape(rows, Shape::new([batch, 1, columns, width]));
+            let rows = reshape::<B>(rows, [batch, 1, columns, width]);
             let rows = B::float_expand(rows, Shape::new([batch, count, columns, width]));
-            B::float_reshape(rows, Shape::new([all, columns, width]))
+            reshape::<B>(rows, [all, columns, width])
         };
         let bias = repeated(inputs.window_bias, 1);
         SinkInputs {
-            queries: B::float_reshape(inputs.queries, Shape::new([all, 1, heads, width])),
+            queries: reshape::<B>(inputs.queries, [all, 1, heads, width]),
             window: repeated(inputs.window, width),
-            window_bias: B::float_reshape(bias, Shape::new([all, columns])),
+            window_bias: reshape::<B>(bias, [all, columns]),
             span: columns,
             ..inputs
         }
@@ -146,7 +142,7 @@ impl<B: CachedOps> Prepared<B> {
     /// number.
     pub fn rotate_back(self, output: FloatTensor<B>) -> FloatTensor<B> {
         let shape = output.shape();
-        let vacant = B::bool_reshape(self.positions.vacant, Shape::new([shape[0], 1, 1, 1]));
+        let vacant = bool_reshape::<B>(self.positions.vacant, [shape[0], 1, 1, 1]);
         let output = B::float_mask_fill(output, B::bool_expand(vacant, shape), 0.0.into());
         rotate_by_position::<B>(output, self.angles, self.start, true)
     }

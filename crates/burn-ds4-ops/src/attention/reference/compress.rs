@@ -1,16 +1,12 @@
 //! Compressed rows. All indices that a step needs are computed here, from the starts of the
 //! sequences.
 
-use burn::backend::TensorMetadata;
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::tensor::Shape;
-
 use super::positions::{NewPositions, flat, round};
 use crate::attention::args::Compression;
 use crate::attention::rows::{RowOps, rotation};
 use crate::norm::NormOps;
 use crate::optional::OptionalFloat;
-use crate::reference::{bool_dtype, slice};
+use crate::reference::prelude::*;
 
 pub(in crate::attention) fn compress_rows<B: NormOps + RowOps>(
     inputs: Compression<B>,
@@ -20,7 +16,7 @@ pub(in crate::attention) fn compress_rows<B: NormOps + RowOps>(
     let step = CompressionStep::new(&inputs, &raw, &rows);
     let [batch, count, raw_width] = inputs.projections.shape().dims();
     let bias = B::float_select(inputs.bias.clone(), 0, step.in_block());
-    let bias = B::float_reshape(bias, Shape::new([batch, count, raw_width]));
+    let bias = reshape::<B>(bias, [batch, count, raw_width]);
     let new = B::float_add(inputs.projections.clone(), bias);
     let pooled = step.pool(step.blocks_of(&raw, new.clone()));
     let compressed = step.round(step.rotate(step.normalize(pooled)));
@@ -118,7 +114,7 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
         // may be left of another sequence, and be no number.
         let block = self.positions.from(self.first(), blocks);
         let none = B::int_equal_elem(block, 0.into(), bool_dtype::<B>(&raw.device()));
-        let none = B::bool_reshape(none, Shape::new([self.batch, blocks, 1, 1]));
+        let none = bool_reshape::<B>(none, [self.batch, blocks, 1, 1]);
         let previous = |series: usize, without: f32| {
             let part = part(0, series);
             let none = B::bool_expand(none.clone(), part.shape());
@@ -151,9 +147,9 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
         let positions = B::int_clamp_max(positions, (known as i64 - 1).into());
         let (cos, sin) = rotation::<B>(self.inputs.angles.clone(), positions, false);
         let [batch, blocks, width] = rows.shape().dims();
-        let rows = B::float_reshape(rows, Shape::new([batch, blocks, 1, width]));
+        let rows = reshape::<B>(rows, [batch, blocks, 1, width]);
         let rows = B::rotate(rows, cos, sin);
-        B::float_reshape(rows, Shape::new([batch, blocks, width]))
+        reshape::<B>(rows, [batch, blocks, width])
     }
 
     fn round(&self, rows: FloatTensor<B>) -> FloatTensor<B> {

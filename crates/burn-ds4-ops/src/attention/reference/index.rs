@@ -1,14 +1,10 @@
 //! Scores of the lightning indexer.
 
-use burn::backend::TensorMetadata;
-use burn::backend::tensor::FloatTensor;
-use burn::tensor::{FloatDType, Shape};
-
 use super::positions::{NewPositions, hidden_blocks};
 use crate::attention::args::BlockVisibility;
 use crate::attention::options::{DECODE_TOKENS, MASKED};
 use crate::matmul::MatmulOps;
-use crate::reference::slice;
+use crate::reference::prelude::*;
 
 pub(in crate::attention) fn index_scores<B: MatmulOps>(
     queries: FloatTensor<B>,
@@ -60,10 +56,10 @@ fn scores_at_once<B: MatmulOps>(
 ) -> FloatTensor<B> {
     let [batch, count, heads, width] = queries.shape().dims();
     let [_, _, rows] = keys.shape().dims();
-    let queries = B::float_reshape(queries, Shape::new([batch, count * heads, width]));
+    let queries = reshape::<B>(queries, [batch, count * heads, width]);
     let dots = B::relu(B::precise_matmul(queries, keys));
-    let dots = B::float_reshape(dots, Shape::new([batch * count, heads, rows]));
-    let weights = B::float_reshape(weights, Shape::new([batch * count, 1, heads]));
+    let dots = reshape::<B>(dots, [batch * count, heads, rows]);
+    let weights = reshape::<B>(weights, [batch * count, 1, heads]);
     let scores = B::precise_matmul(weights, dots);
-    B::float_reshape(scores, Shape::new([batch, count, rows]))
+    reshape::<B>(scores, [batch, count, rows])
 }

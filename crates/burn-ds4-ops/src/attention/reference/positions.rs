@@ -1,17 +1,10 @@
 //! New positions, and their slots in the tensors of a cache.
 
-use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType, Shape};
-
 use crate::attention::options::{CONTENT_BLOCK, MASKED, RowRounding};
 use crate::quant::FP4_BLOCK;
-use crate::reference::{bool_dtype, slice};
+use crate::reference::prelude::*;
 use crate::roundtrip::reference::{hadamard, roundtrip};
 use crate::roundtrip::{E2M1, E4M3};
-
-/// The dtype of positions and picks.
-pub(super) const INT: IntDType = IntDType::I32;
 
 /// The new positions of every sequence, from its start on.
 pub(super) struct NewPositions<B: Backend> {
@@ -41,7 +34,7 @@ impl<B: Backend> NewPositions<B> {
     pub fn from(&self, first: IntTensor<B>, count: usize) -> IntTensor<B> {
         let shape = Shape::new([self.batch, count]);
         let steps = B::int_arange(0..count as i64, &first.device(), INT);
-        let steps = B::int_reshape(steps, Shape::new([1, count]));
+        let steps = int_reshape::<B>(steps, [1, count]);
         B::int_add(
             B::int_expand(first, shape.clone()),
             B::int_expand(steps, shape),
@@ -62,9 +55,9 @@ impl<B: Backend> NewPositions<B> {
     pub fn at(&self, tensor: FloatTensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
         let [batch, size, width] = tensor.shape().dims();
         let [_, count] = indices.shape().dims();
-        let tensor = B::float_reshape(tensor, Shape::new([batch * size, width]));
+        let tensor = reshape::<B>(tensor, [batch * size, width]);
         let found = B::float_select(tensor, 0, flat::<B>(indices, size));
-        B::float_reshape(found, Shape::new([batch, count, width]))
+        reshape::<B>(found, [batch, count, width])
     }
 
     /// `tensor` (`[batch, size, width]`) with `rows` at `indices` (`[batch, count]`). Where the
@@ -80,11 +73,11 @@ impl<B: Backend> NewPositions<B> {
         let [batch, size, width] = shape.dims();
         let [_, count] = indices.shape().dims();
         let held = self.at(tensor.clone(), indices.clone());
-        let old = B::bool_reshape(old, Shape::new([batch, count, 1]));
+        let old = bool_reshape::<B>(old, [batch, count, 1]);
         let rows = B::float_cast(rows, FloatDType::from(tensor.dtype()));
         let rows = B::float_mask_where(rows, B::bool_expand(old, held.shape()), held);
-        let rows = B::float_reshape(rows, Shape::new([batch * count, width]));
-        let tensor = B::float_reshape(tensor, Shape::new([batch * size, width]));
+        let rows = reshape::<B>(rows, [batch * count, width]);
+        let tensor = reshape::<B>(tensor, [batch * size, width]);
         let indices = flat::<B>(indices, size);
         let tensor = B::float_select_assign(tensor, 0, indices, rows, IndexingUpdateOp::Assign);
         B::float_reshape(tensor, shape)
@@ -108,9 +101,9 @@ pub(super) fn flat<B: Backend>(indices: IntTensor<B>, size: usize) -> IntTensor<
     let [batch, count] = indices.shape().dims();
     let offsets = B::int_arange(0..batch as i64, &indices.device(), INT);
     let offsets = B::int_mul_scalar(offsets, (size as i64).into());
-    let offsets = B::int_reshape(offsets, Shape::new([batch, 1]));
+    let offsets = int_reshape::<B>(offsets, [batch, 1]);
     let indices = B::int_add(indices, B::int_expand(offsets, Shape::new([batch, count])));
-    B::int_reshape(indices, Shape::new([batch * count]))
+    int_reshape::<B>(indices, [batch * count])
 }
 
 /// Rounds rows (`[batch, rows, width]`) as they are stored. Their first `unrotated` channels are
@@ -125,7 +118,7 @@ pub(super) fn round<B: Backend>(
     }
     let (shape, dtype) = (rows.shape(), rows.dtype());
     let [batch, count, width] = shape.dims();
-    let rows = B::float_reshape(rows, Shape::new([batch * count, width]));
+    let rows = reshape::<B>(rows, [batch * count, width]);
     let rows = B::float_cast(rows, FloatDType::F32);
     let rows = match rounding {
         RowRounding::Content if unrotated == width => roundtrip::<B>(rows, CONTENT_BLOCK, &E4M3),
@@ -155,15 +148,15 @@ pub(super) fn hidden_blocks<B: Backend>(
     // A block that is longer than the largest position is never complete.
     let ratio = ratio.min(i32::MAX as usize) as i64;
     let visible = B::int_div_scalar(B::int_add_scalar(position, 1.into()), ratio.into());
-    let visible = B::int_reshape(visible, Shape::new([batch, count, 1]));
+    let visible = int_reshape::<B>(visible, [batch, count, 1]);
     let row: IntTensor<B> = B::int_arange(0..rows as i64, &visible.device(), INT);
-    let row = B::int_reshape(row, Shape::new([1, 1, rows]));
+    let row = int_reshape::<B>(row, [1, 1, rows]);
     let hidden = B::int_greater_equal(
         B::int_expand(row, shape.clone()),
         B::int_expand(visible, shape.clone()),
         mask_dtype,
     );
-    let vacant = B::bool_reshape(positions.vacant.clone(), Shape::new([batch, 1, 1]));
+    let vacant = bool_reshape::<B>(positions.vacant.clone(), [batch, 1, 1]);
     B::bool_or(hidden, B::bool_expand(vacant, shape))
 }
 

@@ -2,15 +2,11 @@
 
 use std::ops::Range;
 
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, Shape};
-
-use super::positions::{INT, flat, mask};
+use super::positions::{flat, mask};
 use crate::attention::args::{CompressedRows, SinkInputs};
 use crate::attention::options::{DECODE_TOKENS, HIDDEN_BELOW, MASKED, TINY};
 use crate::matmul::MatmulOps;
-use crate::reference::{bool_dtype, ranges, slice};
+use crate::reference::prelude::*;
 
 /// Elements of picked rows that are gathered at the same time, at most, unless one query has more.
 const MAX_GATHERED: usize = 1 << 27;
@@ -88,10 +84,7 @@ impl<B: MatmulOps> SinkInputs<B> {
                 FloatDType::from(dtype),
             );
             let part = B::float_reshape(part, Shape::new(shape));
-            B::float_reshape(
-                B::precise_matmul(part, rows),
-                Shape::new([batch, count, heads, width]),
-            )
+            reshape::<B>(B::precise_matmul(part, rows), [batch, count, heads, width])
         };
         let output = values(0..columns, self.window.clone());
         match selected {
@@ -112,26 +105,23 @@ impl<B: MatmulOps> SinkInputs<B> {
     fn softmax(&self, selected: &Option<SelectedRows<B>>) -> FloatTensor<B> {
         let [batch, count, heads, _] = self.queries.shape().dims();
         let [_, columns, _] = self.window.shape().dims();
-        let bias = B::float_reshape(self.window_bias.clone(), Shape::new([batch, 1, 1, columns]));
+        let bias = reshape::<B>(self.window_bias.clone(), [batch, 1, 1, columns]);
         let mut all = self.logits(self.window.clone());
         all = B::float_add(all.clone(), B::float_expand(bias, all.shape()));
         if columns > self.span {
-            let band = B::float_reshape(self.band(), Shape::new([1, count, 1, columns]));
+            let band = reshape::<B>(self.band(), [1, count, 1, columns]);
             all = B::float_add(all.clone(), B::float_expand(band, all.shape()));
         }
         if let Some(SelectedRows { rows, bias }) = selected {
             let logits = self.logits(rows.clone());
-            let bias = B::float_reshape(
-                bias.clone(),
-                Shape::new([batch, count, 1, logits.shape()[3]]),
-            );
+            let bias = reshape::<B>(bias.clone(), [batch, count, 1, logits.shape()[3]]);
             let bias = B::float_expand(bias, logits.shape());
             all = B::float_cat(vec![all, B::float_add(logits, bias)], 3);
         }
 
         let single = Shape::new([batch, count, heads, 1]);
         let sinks = B::float_clamp_min(self.sinks.clone(), MASKED.into());
-        let sinks = B::float_reshape(sinks, Shape::new([1, 1, heads, 1]));
+        let sinks = reshape::<B>(sinks, [1, 1, heads, 1]);
         let sinks = B::float_expand(sinks, single);
         let maximum = B::float_clamp_min(B::float_max_dim(all.clone(), 3), HIDDEN_BELOW.into());
         let mask_dtype = bool_dtype::<B>(&all.device());
@@ -151,13 +141,13 @@ impl<B: MatmulOps> SinkInputs<B> {
     fn logits(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
         let [batch, count, heads, width] = self.queries.shape().dims();
         let [groups, columns, _] = rows.shape().dims();
-        let queries = B::float_reshape(
+        let queries = reshape::<B>(
             self.queries.clone(),
-            Shape::new([groups, batch * count / groups * heads, width]),
+            [groups, batch * count / groups * heads, width],
         );
         let dots = B::precise_matmul(queries, B::float_swap_dims(rows, 1, 2));
         let dots = B::float_cast(dots, FloatDType::F32);
-        let dots = B::float_reshape(dots, Shape::new([batch, count, heads, columns]));
+        let dots = reshape::<B>(dots, [batch, count, heads, columns]);
         B::float_mul_scalar(dots, self.scale.into())
     }
 
@@ -169,9 +159,9 @@ impl<B: MatmulOps> SinkInputs<B> {
         let first = (columns + 1 - count - self.span) as i64;
         let shape = Shape::new([count, columns]);
         let column = B::int_arange(0..columns as i64, &device, INT);
-        let column = B::int_reshape(column, Shape::new([1, columns]));
+        let column = int_reshape::<B>(column, [1, columns]);
         let start = B::int_arange(first..first + count as i64, &device, INT);
-        let start = B::int_reshape(start, Shape::new([count, 1]));
+        let start = int_reshape::<B>(start, [count, 1]);
         let distance = B::int_sub(
             B::int_expand(column, shape.clone()),
             B::int_expand(start, shape),
@@ -197,12 +187,12 @@ impl<B: MatmulOps> SinkInputs<B> {
         let missing = B::int_not_equal(known.clone(), picks, bool_dtype::<B>(&device));
         let known = B::int_cast(known, INT);
         let bias = B::float_add(B::float_gather(2, bias, known.clone()), mask::<B>(missing));
-        let known = B::int_reshape(known, Shape::new([batch, count * number]));
+        let known = int_reshape::<B>(known, [batch, count * number]);
         let positions = flat::<B>(known, available);
-        let rows = B::float_reshape(rows, Shape::new([batch * available, width]));
-        let rows = B::float_reshape(
+        let rows = reshape::<B>(rows, [batch * available, width]);
+        let rows = reshape::<B>(
             B::float_select(rows, 0, positions),
-            Shape::new([batch * count, number, width]),
+            [batch * count, number, width],
         );
         Some(SelectedRows { rows, bias })
     }

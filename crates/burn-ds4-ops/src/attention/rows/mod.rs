@@ -6,9 +6,9 @@ mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Int, Tensor};
 
-use super::validation::{Accepted, F32, INTEGERS, expect_known, expect_rotated, expect_tensor};
+use super::validation::{expect_known, expect_rotated};
 use crate::OpError;
-use crate::validation::expect_float;
+use crate::validation::{Accepted, F32, INTEGERS, expect_float, expect_tensor};
 pub(super) use backend::RowOps;
 pub(super) use reference::rotation;
 

@@ -1,13 +1,5 @@
+use crate::reference::prelude::*;
 use std::ops::Range;
-
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IntDType, Shape, Slice};
-
-use crate::reference::slice;
-
-/// The dtype of positions.
-const INT: IntDType = IntDType::I32;
 
 pub(super) fn rotate<B: Backend>(
     x: FloatTensor<B>,
@@ -27,7 +19,7 @@ pub(super) fn rotate<B: Backend>(
     let swapped = B::float_flip(B::float_reshape(tail.clone(), pairs), &[4]);
     let swapped = B::float_reshape(swapped, shape.clone());
     let of_heads = |angles: FloatTensor<B>| {
-        let angles = B::float_reshape(angles, Shape::new([batch, positions, 1, rotated]));
+        let angles = reshape::<B>(angles, [batch, positions, 1, rotated]);
         B::float_expand(angles, shape.clone())
     };
     let output = B::float_add(
@@ -55,8 +47,8 @@ pub(super) fn rotate_at<B: Backend>(
     let steps = B::int_arange(0..count as i64, &x.device(), INT);
     let shape = Shape::new([batch, count]);
     let positions = B::int_add(
-        B::int_expand(B::int_reshape(start, Shape::new([batch, 1])), shape.clone()),
-        B::int_expand(B::int_reshape(steps, Shape::new([1, count])), shape),
+        int_broadcast::<B>(start, [batch, 1], shape.clone()),
+        int_broadcast::<B>(steps, [1, count], shape),
     );
     let positions = B::int_clamp_max(positions, last.into());
     let (cos, sin) = rotation::<B>(angles, positions, inverse);
@@ -72,11 +64,11 @@ pub(in crate::attention) fn rotation<B: Backend>(
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let [batch, count] = positions.shape().dims();
     let pairs = angles.shape()[1] / 2;
-    let positions = B::int_reshape(positions, Shape::new([batch * count]));
+    let positions = int_reshape::<B>(positions, [batch * count]);
     let angles = B::float_select(angles, 0, positions);
     let half = |range: Range<usize>| {
         let half = slice::<B>(angles.clone(), 1, range);
-        B::float_reshape(half, Shape::new([batch, count, pairs, 1]))
+        reshape::<B>(half, [batch, count, pairs, 1])
     };
     let (cos, sin) = (half(0..pairs), half(pairs..2 * pairs));
     let negated = B::float_neg(sin.clone());
@@ -87,7 +79,7 @@ pub(in crate::attention) fn rotation<B: Backend>(
     };
     let of_channels = |of_pairs: [FloatTensor<B>; 2]| {
         let of_channels = B::float_cat(of_pairs.into(), 3);
-        B::float_reshape(of_channels, Shape::new([batch, count, 2 * pairs]))
+        reshape::<B>(of_channels, [batch, count, 2 * pairs])
     };
     (of_channels([cos.clone(), cos]), of_channels(sines))
 }
@@ -98,9 +90,6 @@ pub(super) fn pool<B: Backend>(values: FloatTensor<B>, scores: FloatTensor<B>) -
     let scores = B::float_cast(scores, FloatDType::F32);
     let weights = B::softmax(scores, 2);
     let weighted = B::float_mul(weights, B::float_cast(values, FloatDType::F32));
-    let pooled = B::float_reshape(
-        B::float_sum_dim(weighted, 2),
-        Shape::new([batch, blocks, width]),
-    );
+    let pooled = reshape::<B>(B::float_sum_dim(weighted, 2), [batch, blocks, width]);
     B::float_cast(pooled, dtype.into())
 }

@@ -1,15 +1,9 @@
 //! Launches the kernel that runs on any device.
 
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use cubecl::client::Client;
-use cubecl::prelude::*;
-
 use super::Call;
-use crate::caps::Caps;
 use crate::gated_delta::args::MAX_TOKENS;
 use crate::gated_delta::kernel::{LanesBlueprint, lanes_kernel};
-use crate::launching::{address_type, cube_count};
+use crate::launching::prelude::*;
 
 /// The fewest elements of a row in a lane where there are enough lanes, and the most.
 const MIN_LANE_WIDTH: usize = 16;

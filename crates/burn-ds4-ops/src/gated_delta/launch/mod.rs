@@ -1,19 +1,12 @@
 mod lanes;
 mod tiles;
 
-use burn::backend::TensorMetadata;
-use burn::tensor::DType;
-use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::args::{Recurrence, StateStore};
 use super::kernel::{
     DeltaInputsLaunch, DeltaResultsLaunch, DeltaShapeLaunch, GateInputsLaunch, RuleOptions,
     StatePoolLaunch, StateSlotsLaunch, TokenTensorLaunch,
 };
-use crate::launching::{output, row_vector_size, with_vectors, writable};
+use crate::launching::prelude::*;
 
 pub(super) fn can_run(recurrence: &Recurrence<CubeBackend>, pool: &CubeTensor) -> bool {
     let [slots, heads, channels, width] = pool.shape().dims();

@@ -1,18 +1,11 @@
 //! Launches the kernel for tensor cores.
 
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::CubeBackend;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::Call;
-use crate::caps::Caps;
 use crate::gated_delta::args::Recurrence;
 use crate::gated_delta::kernel::{
     COLUMN_BLOCK, TILE_ROWS, TilesBlueprint, WorkDivisorsLaunch, tiles_kernel,
 };
+use crate::launching::prelude::*;
 
 /// Elements of 16 bytes.
 pub(super) const VECTOR: usize = 8;

@@ -1,22 +1,13 @@
 //! The launches that collapse streams, after that of their projection.
 
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::project::{can_project, project};
 use super::streams::{StreamsInput, fits};
-use crate::caps::Caps;
 use crate::hyper_connection::args::{Mix, PendingOutput, Sinkhorn};
 use crate::hyper_connection::kernel::{
     CollapsedRowsLaunch, MixParametersLaunch, PartialsBlueprint, RowNormLaunch, TOKEN_CUBES,
     collapse_norm_kernel, head_norm_kernel,
 };
-use crate::launching::{MAX_CUBES, address_type, cube_count, output, vector_size};
+use crate::launching::prelude::*;
 
 /// Whether there are kernels for the number of tokens and for all inputs.
 pub(in super::super) fn can_collapse(

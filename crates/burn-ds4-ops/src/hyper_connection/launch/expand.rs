@@ -1,14 +1,6 @@
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::streams::{fits, pending_arg, streams_arg};
-use crate::caps::Caps;
 use crate::hyper_connection::kernel::expand_kernel;
-use crate::launching::{
-    address_type, cube_count, is_float, output, vector_size, with_contiguous_rows,
-};
+use crate::launching::prelude::*;
 
 /// Units of a cube that spreads a token's output.
 const EXPAND_UNITS: u32 = 128;

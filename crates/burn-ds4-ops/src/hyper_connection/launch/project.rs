@@ -1,22 +1,12 @@
 //! The launch of the projection.
 
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::client::Client;
-use cubecl::prelude::*;
-
 use super::streams::{pending_arg, streams_arg};
 use super::tiles;
-use crate::caps::Caps;
 use crate::hyper_connection::args::{Mix, PendingOutput};
 use crate::hyper_connection::kernel::{
     ProjectBlueprint, SpreadOutputLaunch, expand_project_kernel,
 };
-use crate::launching::{MAX_CUBES, address_type, is_float, output, row_vector_size, with_vectors};
+use crate::launching::prelude::*;
 
 /// Channels of a split of the projection, and the same with more than [`MAX_STREAMS_WIDE_SPLIT`]
 /// streams.

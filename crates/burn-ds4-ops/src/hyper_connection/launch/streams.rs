@@ -1,13 +1,7 @@
 //! The streams as an argument of kernels.
 
-use burn::backend::TensorMetadata;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
-use crate::caps::Caps;
 use crate::hyper_connection::kernel::{PendingOutputLaunch, StreamsLaunch, TokenBlueprint};
-use crate::launching::{is_float, output, vector_size, with_contiguous_rows};
+use crate::launching::prelude::*;
 use crate::rows::RowPartition;
 
 /// The most streams whose mixing matrix a lane can keep in registers.

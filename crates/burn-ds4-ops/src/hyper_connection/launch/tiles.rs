@@ -1,20 +1,11 @@
 //! The launch of the projection for many tokens.
 
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::streams::{pending_arg, streams_arg};
-use crate::caps::Caps;
 use crate::hyper_connection::args::PendingOutput;
 use crate::hyper_connection::kernel::{
     ProjectTilesBlueprint, STEP_CHANNELS, TILE_TOKENS, project_tiles_kernel,
 };
-use crate::launching::{address_type, output, row_vector_size, with_vectors};
+use crate::launching::prelude::*;
 
 /// Tokens from which on tensor cores are faster.
 const MIN_TOKENS: usize = 256;

@@ -1,16 +1,6 @@
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::super::kernel::{LogProbsBlueprint, LogProbsShapeLaunch, log_probs_kernel};
 use super::{MAX_VECTOR, units_and_bins};
-use crate::caps::Caps;
-use crate::launching::{
-    address_type, cube_count, fits_i32, is_float, output, vector_size, with_contiguous_rows,
-};
+use crate::launching::prelude::*;
 
 pub(in super::super) fn can_have_log_probs(logits: &CubeTensor, ids: &CubeTensor) -> bool {
     let ([rows, columns], [_, tokens]) = (logits.shape().dims(), ids.shape().dims());

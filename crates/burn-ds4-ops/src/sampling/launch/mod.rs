@@ -2,22 +2,11 @@ mod log_probs;
 mod penalties;
 mod split;
 
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::client::Client;
-use cubecl::prelude::*;
-
 use super::kernel::{
     LaneTablesLaunch, LanesLaunch, RowShapeLaunch, SampleBlueprint, sample_kernel, verify_kernel,
 };
 use super::params::MAX_COLUMNS;
-use crate::caps::Caps;
-use crate::launching::{
-    address_type, cube_count, is_float, is_wide_int, output, vector_size, with_contiguous_rows,
-};
+use crate::launching::prelude::*;
 use crate::select::CubeUnits;
 
 pub(super) use log_probs::{can_have_log_probs, log_probs};

@@ -1,16 +1,6 @@
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::super::kernel::{PenaltyBlueprint, PenaltyShapeLaunch, count_kernel, penalties_kernel};
 use super::tables_arg;
-use crate::caps::Caps;
-use crate::launching::{
-    MAX_CUBES, address_type, cube_count, fits_i32, is_wide_int, with_contiguous_rows, writable,
-};
+use crate::launching::prelude::*;
 
 /// Units of a cube, and columns of a unit.
 const UNITS: u32 = 256;

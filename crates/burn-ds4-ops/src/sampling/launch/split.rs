@@ -1,18 +1,11 @@
 //! Rows that many cubes work on.
 
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
-use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-
 use super::super::kernel::{
     COUNTERS, DrawStages, MASS_WORDS, RowPartsLaunch, SampleBlueprint, SplitBlueprint,
     SplitShapeLaunch, TOTAL_WORDS, draw_kernel, highest_kernel,
 };
 use super::{FOUND_BYTES, MAX_VECTOR, SCAN_BYTES, Sampling, WIDE_BYTES, cube_units};
-use crate::caps::Caps;
-use crate::launching::{address_type, output, vector_size};
+use crate::launching::prelude::*;
 
 /// Most rows that are divided among cubes, and fewest columns.
 const SPLIT_ROWS: usize = 128;

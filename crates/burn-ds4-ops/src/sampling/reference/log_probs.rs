@@ -1,10 +1,6 @@
 //! Log-probabilities in plain tensor operations.
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, Shape};
-
-use crate::reference::bool_dtype;
+use crate::reference::prelude::*;
 
 pub(in super::super) fn log_probs<B: Backend>(
     logits: FloatTensor<B>,

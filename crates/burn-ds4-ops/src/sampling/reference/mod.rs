@@ -6,20 +6,14 @@ mod penalties;
 
 use std::cmp::Reverse;
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IntDType, Shape, TensorData, read_sync};
-
 use super::layout::{SEED, WIDTH};
 use super::weight::{WeightFilter, weight};
 use crate::random::philox;
-use crate::reference::bool_dtype;
+use crate::reference::prelude::*;
 
 pub(super) use log_probs::log_probs;
 pub(super) use penalties::{apply_penalties, count_tokens};
 
-/// The dtype of tokens and counts.
-const INT: IntDType = IntDType::I32;
 /// The token of a row without candidates.
 const NONE: i32 = -1;
 
@@ -147,7 +141,7 @@ pub(super) fn verify<B: Backend>(
     let [lanes, count] = drafts.shape().dims();
     let dtype = bool_dtype::<B>(&device);
     let tokens = B::int_cast(tokens, INT);
-    let tokens = B::int_reshape(tokens, Shape::new([lanes, count + 1]));
+    let tokens = int_reshape::<B>(tokens, [lanes, count + 1]);
     let compared = B::int_slice(tokens.clone(), &[(0..lanes).into(), (0..count).into()]);
     // Compared in the dtype of the drafts, as a wider integer may be out of the range of a token.
     let wide = B::int_cast(compared.clone(), drafts.dtype().into());
@@ -160,7 +154,7 @@ pub(super) fn verify<B: Backend>(
     let accepted_prefix = B::bool_into_int(B::int_equal_elem(rejected, 0.into(), dtype), INT);
     let accepted = B::int_sum_dim(accepted_prefix, 1);
     let column = B::int_arange(0..count as i64 + 1, &device, INT);
-    let column = B::int_reshape(column, Shape::new([1, count + 1]));
+    let column = int_reshape::<B>(column, [1, count + 1]);
     let shape = Shape::new([lanes, count + 1]);
     let surplus = B::int_greater(
         B::int_expand(column, shape.clone()),
@@ -168,5 +162,5 @@ pub(super) fn verify<B: Backend>(
         dtype,
     );
     let tokens = B::int_mask_fill(tokens, surplus, i64::from(NONE).into());
-    (tokens, B::int_reshape(accepted, Shape::new([lanes])))
+    (tokens, int_reshape::<B>(accepted, [lanes]))
 }

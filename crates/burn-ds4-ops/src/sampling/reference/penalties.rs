@@ -1,13 +1,8 @@
 //! Penalties and counts in plain tensor operations.
 
-use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IndexingUpdateOp, Shape, Slice};
-
 use super::super::layout::{BIAS, BIAS_ID, FREQUENCY, PRESENCE, PROMPT, REPETITION, WIDTH};
 use super::super::params::MAX_LOGIT_BIAS;
-use super::INT;
-use crate::reference::bool_dtype;
+use crate::reference::prelude::*;
 
 pub(in super::super) fn apply_penalties<B: Backend>(
     logits: FloatTensor<B>,
@@ -20,21 +15,15 @@ pub(in super::super) fn apply_penalties<B: Backend>(
     let ([rows, columns], [lanes, _]) = (logits.shape().dims(), counts.shape().dims());
     let shape = Shape::new([lanes, rows / lanes, columns]);
     let logits = B::float_reshape(logits, shape.clone());
-    let floats = B::float_reshape(floats, Shape::new([lanes, WIDTH]));
+    let floats = reshape::<B>(floats, [lanes, WIDTH]);
     let parameter = |column: usize| {
         let value = B::float_slice(floats.clone(), &columns_of(lanes, column, 1));
-        B::float_expand(
-            B::float_reshape(value, Shape::new([lanes, 1, 1])),
-            shape.clone(),
-        )
+        broadcast::<B>(value, [lanes, 1, 1], shape.clone())
     };
     let logits = add_bias::<B>(logits, floats.clone(), words);
 
     let prompt = B::int_greater_equal_elem(counts.clone(), i64::from(PROMPT).into(), dtype);
-    let prompt = B::bool_expand(
-        B::bool_reshape(prompt, Shape::new([lanes, 1, columns])),
-        shape.clone(),
-    );
+    let prompt = bool_broadcast::<B>(prompt, [lanes, 1, columns], shape.clone());
     let counts = B::bitwise_and_scalar(counts, i64::from(PROMPT - 1).into());
     let counts = output_counts::<B>(counts, drafts, &shape);
     let output = B::int_greater_elem(counts.clone(), 0.into(), dtype);
@@ -53,7 +42,7 @@ pub(in super::super) fn apply_penalties<B: Backend>(
     );
     let less = B::float_sub(B::float_sub(logits.clone(), frequency), parameter(PRESENCE));
     let logits = B::float_mask_where(logits, output, less);
-    B::float_reshape(logits, Shape::new([rows, columns]))
+    reshape::<B>(logits, [rows, columns])
 }
 
 /// The slice of some columns of a matrix.
@@ -70,7 +59,7 @@ fn add_bias<B: Backend>(
     let device = logits.device();
     let shape = logits.shape();
     let [lanes, _, columns] = shape.dims();
-    let words = B::int_reshape(words, Shape::new([lanes, WIDTH]));
+    let words = int_reshape::<B>(words, [lanes, WIDTH]);
     let ids = B::int_slice(words, &columns_of(lanes, BIAS_ID, MAX_LOGIT_BIAS));
     let values = B::float_slice(floats, &columns_of(lanes, BIAS, MAX_LOGIT_BIAS));
     let (slots, used) = slots::<B>(ids, columns);
