@@ -16,7 +16,7 @@ pub(crate) mod prelude {
 
     pub(crate) use super::{
         INT, bool_broadcast, bool_dtype, bool_reshape, broadcast, int_broadcast, int_reshape,
-        log1p, ranges, reshape, slice,
+        log1p, numbers, ranges, reshape, slice, within,
     };
 }
 
@@ -44,6 +44,25 @@ pub(crate) fn log1p<B: Backend>(t: FloatTensor<B>) -> FloatTensor<B> {
     let quotient = B::float_add_scalar(B::float_mul(quotient, square.clone()), c1.into());
     let quotient = B::float_add_scalar(B::float_mul(quotient, square), c0.into());
     B::float_mul(s, quotient)
+}
+
+/// The numbers of a range along an axis of a shape, the same along all others.
+pub(crate) fn numbers<B: Backend>(
+    range: Range<i64>,
+    axis: usize,
+    shape: impl Into<Shape>,
+    device: &B::Device,
+) -> IntTensor<B> {
+    let shape = shape.into();
+    let mut single = vec![1; shape.num_dims()];
+    single[axis] = shape[axis];
+    int_broadcast::<B>(B::int_arange(range, device, INT), single, shape)
+}
+
+/// Indices clamped to `0..count`, in their own dtype: a cast could bring one that is out of range
+/// into it.
+pub(crate) fn within<B: Backend>(indices: IntTensor<B>, count: usize) -> IntTensor<B> {
+    B::int_clamp(indices, 0.into(), (count as i64 - 1).into())
 }
 
 /// Slices a range of one axis, and all of the others.

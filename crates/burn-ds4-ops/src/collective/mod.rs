@@ -38,7 +38,9 @@ use burn::tensor::{DType, Device, Int, Tensor};
 
 use crate::OpError;
 use crate::kinds::Movable;
-use crate::validation::{expect_dtype, expect_float, expect_shape, invalid};
+use crate::validation::{
+    expect_device, expect_dtype, expect_float, expect_shape, expect_value, invalid,
+};
 
 /// Devices that compute together.
 #[derive(Clone)]
@@ -249,9 +251,7 @@ impl DeviceGroup {
         tensors: Vec<Tensor<D, Int>>,
     ) -> Result<Vec<Tensor<D, Int>>, OpError> {
         let ranks = self.devices.len();
-        if root >= ranks {
-            return Err(invalid("root", format!("below {ranks}"), root));
-        }
+        expect_value(root < ranks, "root", root, format_args!("below {ranks}"))?;
         for tensor in &tensors {
             let accepted = [DType::I32, DType::I64];
             expect_dtype("tensors", "I32 or I64", tensor, &accepted)?;
@@ -323,28 +323,22 @@ impl DeviceGroup {
             };
             return Err(invalid(argument, expected, count));
         }
-        if first > ranks - count {
-            let expected = format!("at most {}", ranks - count);
-            return Err(invalid("first", expected, first));
-        }
+        let last = ranks - count;
+        expect_value(
+            first <= last,
+            "first",
+            first,
+            format_args!("at most {last}"),
+        )?;
         let like = &tensors[0];
         for (tensor, device) in tensors.iter().zip(&self.devices[first..]) {
             expect_shape(argument, tensor.dims(), like.dims())?;
             expect_dtype(argument, "one dtype", tensor, &[like.dtype()])?;
-            if tensor.device() != *device {
-                return Err(OpError::DeviceMismatch {
-                    argument,
-                    other: "devices",
-                    expected: format!("{device:?}"),
-                    actual: format!("{:?}", tensor.device()),
-                });
-            }
+            expect_device(argument, &tensor.device(), "devices", device)?;
         }
         let bytes = like.shape().num_elements() * like.dtype().size();
-        if self.route == GroupRoute::Memory && !bytes.is_multiple_of(WORD) {
-            return Err(invalid(argument, "whole words of 4 bytes", bytes));
-        }
-        Ok(())
+        let fits = self.route != GroupRoute::Memory || bytes.is_multiple_of(WORD);
+        expect_value(fits, argument, bytes, "whole words of 4 bytes")
     }
 }
 

@@ -73,21 +73,15 @@ pub(super) fn candidates<B: MatmulOps>(
         B::int_reshape(B::int_select(all_ids.clone(), 0, rows), shape)
     };
 
-    let shape = Shape::new([tokens, probes, capacity]);
+    let shape = [tokens, probes, capacity];
     let first = B::int_mul_scalar(chosen.clone(), (capacity as i64).into());
-    let first = int_reshape::<B>(first, [tokens, probes, 1]);
-    let offset = B::int_arange(0..capacity as i64, &device, INT);
-    let offset = int_reshape::<B>(offset, [1, 1, capacity]);
-    let rows = B::int_add(
-        B::int_expand(first, shape.clone()),
-        B::int_expand(offset, shape),
-    );
+    let first = int_broadcast::<B>(first, [tokens, probes, 1], shape);
+    let rows = B::int_add(first, numbers::<B>(0..capacity as i64, 2, shape, &device));
     let mut rows = int_reshape::<B>(rows, [tokens, probes * capacity]);
     let mut ids = ids_of(rows.clone());
     if let Some(special) = special {
         let count = special.shape()[0];
-        let own = int_reshape::<B>(special, [1, count]);
-        let own = B::int_expand(own, Shape::new([tokens, count]));
+        let own = int_broadcast::<B>(special, [1, count], [tokens, count]);
         let pairs = Shape::new([tokens, probes, count]);
         let cluster = B::int_div_scalar(own.clone(), (capacity as i64).into());
         let cluster = int_reshape::<B>(cluster, [tokens, 1, count]);
@@ -157,9 +151,8 @@ pub(super) fn logits<B: MatmulOps>(
     let columns = vocabulary + 1;
     let padding = B::int_lower_elem(ids.clone(), 0.into(), bool_dtype::<B>(&device));
     let ids = B::int_mask_fill(ids, padding, (vocabulary as i64).into());
-    let first = B::int_arange(0..tokens as i64, &device, INT);
+    let first = numbers::<B>(0..tokens as i64, 0, ids.shape(), &device);
     let first = B::int_mul_scalar(first, (columns as i64).into());
-    let first = int_broadcast::<B>(first, [tokens, 1], ids.shape());
     let places = int_reshape::<B>(B::int_add(ids, first), [number]);
     let none = f32::NEG_INFINITY.into();
     let all = B::float_full(

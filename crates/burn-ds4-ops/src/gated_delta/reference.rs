@@ -18,9 +18,7 @@ struct Slots<B: Backend> {
 impl<B: Backend> Slots<B> {
     fn new(slots: IntTensor<B>, count: usize, null_slot: bool) -> Self {
         let mask_dtype = bool_dtype::<B>(&slots.device());
-        // Clamp in the dtype of the slots: a cast could turn a slot that is out of range into one
-        // that is not.
-        let indices = B::int_clamp(slots.clone(), 0.into(), (count as i64 - 1).into());
+        let indices = within::<B>(slots.clone(), count);
         let skipped = if null_slot {
             B::int_greater_equal_elem(slots, (count as i64).into(), mask_dtype)
         } else {

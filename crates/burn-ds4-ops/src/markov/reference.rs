@@ -13,10 +13,7 @@ pub(super) fn markov_drafts<B: Backend>(
     let [vocabulary, _] = embedding.shape().dims();
     let [embedding, output] =
         [embedding, output].map(|matrix| B::float_cast(matrix, FloatDType::F32));
-    let known = |ids: IntTensor<B>| {
-        let last = (vocabulary as i64 - 1).into();
-        B::int_cast(B::int_clamp(ids, 0.into(), last), INT)
-    };
+    let known = |ids| B::int_cast(within::<B>(ids, vocabulary), INT);
     let mut last = known(tokens);
     let mut drafts = Vec::new();
     for place in 0..places {
@@ -68,8 +65,7 @@ fn best<B: Backend>(sums: FloatTensor<B>, ids: Option<IntTensor<B>>) -> IntTenso
     let highest = B::float_max_dim(sums.clone(), 1);
     let none = B::float_equal_elem(highest.clone(), f32::NEG_INFINITY.into(), dtype);
     let equal = B::float_equal(sums, B::float_expand(highest, shape.clone()), dtype);
-    let column = int_reshape::<B>(B::int_arange(0..columns as i64, &device, INT), [1, columns]);
-    let column = B::int_expand(column, shape);
+    let column = numbers::<B>(0..columns as i64, 1, shape, &device);
     let others = B::bool_not(equal);
     let column = B::int_mask_fill(column, others, (columns as i64 - 1).into());
     let column = B::int_min_dim(column, 1);

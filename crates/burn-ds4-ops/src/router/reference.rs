@@ -131,10 +131,9 @@ pub(super) fn hash_route<B: Backend>(
         return no_rows::<B>(&device, k);
     }
     let padding = B::int_lower_elem(token_ids.clone(), 0.into(), bool_dtype::<B>(&device));
-    let known = B::int_clamp(token_ids, 0.into(), (vocabulary as i64 - 1).into());
+    let known = within::<B>(token_ids, vocabulary);
     let ids = B::int_select(table, 0, known);
-    let ids = B::int_clamp(ids, 0.into(), (experts as i64 - 1).into());
-    let ids = B::int_cast(ids, INT);
+    let ids = B::int_cast(within::<B>(ids, experts), INT);
     let weights = match logits {
         Some(logits) => {
             let scores = sqrt_softplus::<B>(B::float_cast(logits, FloatDType::F32));

@@ -32,8 +32,7 @@ pub(crate) fn top_k_ids<B: Backend>(
     let count = B::int_clamp_max(length, (k as i64).into());
 
     let dtype = bool_dtype::<B>(&device);
-    let column = B::int_arange(0..columns as i64, &device, INT);
-    let column = wide(int_reshape::<B>(column, [1, columns]));
+    let column = numbers::<B>(0..columns as i64, 1, shape.clone(), &device);
     let inside = B::bool_and(
         B::int_greater_equal(column.clone(), wide(starts.clone()), dtype),
         B::int_lower(column.clone(), wide(ends), dtype),
@@ -81,7 +80,7 @@ pub(crate) fn top_k_ids<B: Backend>(
 /// Bounds clamped to a row of `columns` columns: `[rows, 1]`.
 fn bounds<B: Backend>(bounds: IntTensor<B>, columns: usize) -> IntTensor<B> {
     let rows = bounds.shape()[0];
-    let bounds = B::int_clamp(bounds, 0.into(), (columns as i64).into());
+    let bounds = within::<B>(bounds, columns + 1);
     int_reshape::<B>(B::int_cast(bounds, INT), [rows, 1])
 }
 
@@ -100,12 +99,8 @@ fn ends_of<B: Backend>(
     let shape = Shape::new([batch, next_n]);
     let lengths = bounds::<B>(lengths, causal.max_length(columns));
     let first = 1 - counted as i64;
-    let token = B::int_arange(first..first + next_n as i64, &device, INT);
-    let token = int_reshape::<B>(token, [1, next_n]);
-    let visible = B::int_add(
-        B::int_expand(lengths, shape.clone()),
-        B::int_expand(token, shape),
-    );
+    let token = numbers::<B>(first..first + next_n as i64, 1, shape.clone(), &device);
+    let visible = B::int_add(B::int_expand(lengths, shape), token);
     let visible = B::int_clamp_min(visible, 0.into());
     let ends = B::int_div_scalar(visible, (ratio as i64).into());
     bounds::<B>(int_reshape::<B>(ends, [batch * next_n]), columns)
@@ -133,7 +128,7 @@ pub(super) fn top_k_values<B: Backend>(
         ),
         None => ids.clone(),
     };
-    let known = B::int_clamp(columns_of_ids, 0.into(), (columns as i64 - 1).into());
+    let known = within::<B>(columns_of_ids, columns);
     let values = B::float_gather(1, logits, known);
     let values = B::float_mask_fill(values, unused, f32::NEG_INFINITY.into());
     if !sorted {
@@ -146,8 +141,7 @@ pub(super) fn top_k_values<B: Backend>(
     );
     // Scatters the position of each rank's entry: adding to zeros assigns it.
     let k = ids.shape()[1];
-    let position = int_reshape::<B>(B::int_arange(0..k as i64, &device, INT), [1, k]);
-    let position = B::int_expand(position, ids.shape());
+    let position = numbers::<B>(0..k as i64, 1, ids.shape(), &device);
     let from = B::int_scatter(1, none, order, position, IndexingUpdateOp::Add);
     (
         B::float_gather(1, unordered.0, from.clone()),
@@ -164,12 +158,8 @@ fn ranks<B: Backend>(values: FloatTensor<B>) -> IntTensor<B> {
     let nan = B::float_is_nan(values.clone(), bools);
     let values = B::float_mask_fill(values, nan, f32::NEG_INFINITY.into());
     let shape = Shape::new([k, k]);
-    let position = B::int_arange(0..k as i64, &device, INT);
-    let before = B::int_lower(
-        int_broadcast::<B>(position.clone(), [1, k], shape.clone()),
-        int_broadcast::<B>(position, [k, 1], shape.clone()),
-        bools,
-    );
+    let [others, own] = [1, 0].map(|axis| numbers::<B>(0..k as i64, axis, [k, k], &device));
+    let before = B::int_lower(others, own, bools);
     // Row by row, as k² comparisons of all rows at once may not fit in memory.
     let ranks = (0..rows).map(|row| {
         let row = B::float_slice(values.clone(), &[(row..row + 1).into(), (0..k).into()]);

@@ -89,12 +89,8 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
         let in_block = B::int_remainder_scalar(self.positions.start.clone(), (ratio as i64).into());
         let before = history as i64 - ((self.series - 1) * ratio) as i64;
         let first = B::int_add_scalar(B::int_neg(in_block), before.into());
-        let last = (history + self.count - 1) as i64;
-        let pooled = B::int_clamp(
-            self.positions.from(first, blocks * ratio),
-            0.into(),
-            last.into(),
-        );
+        let pooled = self.positions.from(first, blocks * ratio);
+        let pooled = within::<B>(pooled, history + self.count);
         let raw_width = 2 * self.series * self.width;
         let shape = Shape::new([self.batch, blocks, ratio, raw_width]);
         B::float_reshape(self.positions.at(all, pooled), shape)

@@ -19,8 +19,7 @@ impl<B: Backend> NewPositions<B> {
     /// For starts that are one of the `known` positions, or else of a vacant sequence.
     pub fn new(given: IntTensor<B>, known: usize) -> Self {
         let [batch] = given.shape().dims();
-        // Clamped in its own dtype: a cast could bring a start that is out of range into the range.
-        let start = B::int_clamp(given.clone(), 0.into(), (known as i64 - 1).into());
+        let start = within::<B>(given.clone(), known);
         let vacant = B::int_not_equal(start.clone(), given, bool_dtype::<B>(&start.device()));
         let single = Shape::new([batch, 1]);
         Self {
@@ -32,13 +31,9 @@ impl<B: Backend> NewPositions<B> {
 
     /// `first`, `first + 1`, ... of every sequence: `[batch, count]`.
     pub fn from(&self, first: IntTensor<B>, count: usize) -> IntTensor<B> {
-        let shape = Shape::new([self.batch, count]);
-        let steps = B::int_arange(0..count as i64, &first.device(), INT);
-        let steps = int_reshape::<B>(steps, [1, count]);
-        B::int_add(
-            B::int_expand(first, shape.clone()),
-            B::int_expand(steps, shape),
-        )
+        let shape = [self.batch, count];
+        let steps = numbers::<B>(0..count as i64, 1, shape, &first.device());
+        B::int_add(B::int_expand(first, shape.into()), steps)
     }
 
     /// The slots of `count` positions from `offset` after the start on: the positions modulo
@@ -99,10 +94,8 @@ impl<B: Backend> NewPositions<B> {
 /// Indices into the rows of all sequences, `size` of each, one sequence after the other.
 pub(super) fn flat<B: Backend>(indices: IntTensor<B>, size: usize) -> IntTensor<B> {
     let [batch, count] = indices.shape().dims();
-    let offsets = B::int_arange(0..batch as i64, &indices.device(), INT);
-    let offsets = B::int_mul_scalar(offsets, (size as i64).into());
-    let offsets = int_reshape::<B>(offsets, [batch, 1]);
-    let indices = B::int_add(indices, B::int_expand(offsets, Shape::new([batch, count])));
+    let sequence = numbers::<B>(0..batch as i64, 0, [batch, count], &indices.device());
+    let indices = B::int_add(indices, B::int_mul_scalar(sequence, (size as i64).into()));
     int_reshape::<B>(indices, [batch * count])
 }
 
@@ -148,16 +141,11 @@ pub(super) fn hidden_blocks<B: Backend>(
     // A block that is longer than the largest position is never complete.
     let ratio = ratio.min(i32::MAX as usize) as i64;
     let visible = B::int_div_scalar(B::int_add_scalar(position, 1.into()), ratio.into());
-    let visible = int_reshape::<B>(visible, [batch, count, 1]);
-    let row: IntTensor<B> = B::int_arange(0..rows as i64, &visible.device(), INT);
-    let row = int_reshape::<B>(row, [1, 1, rows]);
-    let hidden = B::int_greater_equal(
-        B::int_expand(row, shape.clone()),
-        B::int_expand(visible, shape.clone()),
-        mask_dtype,
-    );
-    let vacant = bool_reshape::<B>(positions.vacant.clone(), [batch, 1, 1]);
-    B::bool_or(hidden, B::bool_expand(vacant, shape))
+    let row = numbers::<B>(0..rows as i64, 2, shape.clone(), &visible.device());
+    let visible = int_broadcast::<B>(visible, [batch, count, 1], shape.clone());
+    let hidden = B::int_greater_equal(row, visible, mask_dtype);
+    let vacant = bool_broadcast::<B>(positions.vacant.clone(), [batch, 1, 1], shape);
+    B::bool_or(hidden, vacant)
 }
 
 /// [`MASKED`] where `hidden` is true, 0 elsewhere.

@@ -157,15 +157,10 @@ impl<B: MatmulOps> SinkInputs<B> {
         let [_, count, _, _] = self.queries.shape().dims();
         let [_, columns, _] = self.window.shape().dims();
         let first = (columns + 1 - count - self.span) as i64;
-        let shape = Shape::new([count, columns]);
-        let column = B::int_arange(0..columns as i64, &device, INT);
-        let column = int_reshape::<B>(column, [1, columns]);
-        let start = B::int_arange(first..first + count as i64, &device, INT);
-        let start = int_reshape::<B>(start, [count, 1]);
-        let distance = B::int_sub(
-            B::int_expand(column, shape.clone()),
-            B::int_expand(start, shape),
-        );
+        let shape = [count, columns];
+        let column = numbers::<B>(0..columns as i64, 1, shape, &device);
+        let start = numbers::<B>(first..first + count as i64, 0, shape, &device);
+        let distance = B::int_sub(column, start);
         let mask_dtype = bool_dtype::<B>(&device);
         let before = B::int_lower_elem(distance.clone(), 0.into(), mask_dtype);
         let after = B::int_greater_equal_elem(distance, (self.span as i64).into(), mask_dtype);
@@ -181,9 +176,7 @@ impl<B: MatmulOps> SinkInputs<B> {
         let device = rows.device();
         let [batch, available, width] = rows.shape().dims();
         let [_, count, number] = picks.shape().dims();
-        // Clamped in their own dtype: a cast could bring a pick that is out of range into the
-        // range.
-        let known = B::int_clamp(picks.clone(), 0.into(), (available as i64 - 1).into());
+        let known = within::<B>(picks.clone(), available);
         let missing = B::int_not_equal(known.clone(), picks, bool_dtype::<B>(&device));
         let known = B::int_cast(known, INT);
         let bias = B::float_add(B::float_gather(2, bias, known.clone()), mask::<B>(missing));

@@ -41,16 +41,10 @@ pub(super) fn rotate_at<B: Backend>(
 ) -> FloatTensor<B> {
     let [batch, count, _, _] = x.shape().dims();
     let [known, _] = angles.shape().dims();
-    let last = known as i64 - 1;
-    // Clamped in its own dtype: a cast could bring a start that is out of range into the range.
-    let start = B::int_cast(B::int_clamp(start, 0.into(), last.into()), INT);
-    let steps = B::int_arange(0..count as i64, &x.device(), INT);
-    let shape = Shape::new([batch, count]);
-    let positions = B::int_add(
-        int_broadcast::<B>(start, [batch, 1], shape.clone()),
-        int_broadcast::<B>(steps, [1, count], shape),
-    );
-    let positions = B::int_clamp_max(positions, last.into());
+    let start = B::int_cast(within::<B>(start, known), INT);
+    let start = int_broadcast::<B>(start, [batch, 1], [batch, count]);
+    let steps = numbers::<B>(0..count as i64, 1, [batch, count], &x.device());
+    let positions = within::<B>(B::int_add(start, steps), known);
     let (cos, sin) = rotation::<B>(angles, positions, inverse);
     rotate::<B>(x, cos, sin)
 }

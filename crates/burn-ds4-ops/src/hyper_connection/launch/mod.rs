@@ -2,7 +2,6 @@ mod collapse;
 mod expand;
 mod project;
 mod streams;
-mod tiles;
 
 pub(super) use collapse::{can_collapse, collapse, head};
 pub(super) use expand::{can_expand, expand};

@@ -1,10 +1,10 @@
-//! The launch of the projection.
+//! The launch of the projection: on tensor cores for many tokens, by planes for fewer.
 
 use super::streams::{pending_arg, streams_arg};
-use super::tiles;
 use crate::hyper_connection::args::{Mix, PendingOutput};
 use crate::hyper_connection::kernel::{
-    ProjectBlueprint, SpreadOutputLaunch, expand_project_kernel,
+    ProjectBlueprint, ProjectTilesBlueprint, STEP_CHANNELS, SpreadOutputLaunch, TILE_TOKENS,
+    expand_project_kernel, project_tiles_kernel,
 };
 use crate::launching::prelude::*;
 
@@ -23,6 +23,18 @@ const MAX_VECTOR: usize = 4;
 const MAX_CUBE_TOKENS: usize = 16;
 /// Cubes for each multiprocessor up to which tokens have as many cubes as can be.
 const CUBES_PER_PROCESSOR: usize = 2;
+
+/// Tokens from which on tensor cores are faster.
+const TILES_TOKENS: usize = 256;
+/// The most streams and rows whose sums a lane keeps in registers.
+const TILES_STREAMS: usize = 4;
+const TILES_ROWS: usize = 24;
+/// Channels of a split on tensor cores, the most that fit first, and elements of a vector.
+const TILES_CHANNELS: [usize; 3] = [128, 64, STEP_CHANNELS];
+const TILES_VECTOR: usize = 8;
+const TILES_PLANES: u32 = 4;
+/// Cubes that a multiprocessor has at a time, as far as registers go.
+const PROCESSOR_CUBES: usize = 3;
 
 fn split_channels(n: usize) -> usize {
     if n <= MAX_STREAMS_WIDE_SPLIT {
@@ -59,6 +71,35 @@ pub(super) fn can_project(pending: &PendingOutput<CubeBackend>, mix: &Mix<CubeBa
         && Caps::of(client).fits_shared(shared_bytes)
 }
 
+/// How the projection is divided on tensor cores, where they take these tokens.
+fn tiles_blueprint(
+    pending: Option<&CubeTensor>,
+    streams: &CubeTensor,
+    function: &CubeTensor,
+) -> Option<ProjectTilesBlueprint> {
+    let caps = Caps::of(&streams.client);
+    let ([tokens, n, d], [rows, _]) = (streams.shape().dims(), function.shape().dims());
+    let fits = caps.tensor_cores
+        && pending.is_none_or(|output| output.dtype == DType::BF16)
+        && streams.dtype == DType::BF16
+        && tokens >= TILES_TOKENS
+        && n <= TILES_STREAMS
+        && rows <= TILES_ROWS
+        && d.is_multiple_of(TILES_VECTOR);
+    let mut blueprints =
+        TILES_CHANNELS
+            .into_iter()
+            .filter(|_| fits)
+            .map(|channels| ProjectTilesBlueprint {
+                streams: n as u32,
+                rows: rows as u32,
+                channels: channels as u32,
+                planes: TILES_PLANES,
+                target: caps.target,
+            });
+    blueprints.find(|own| caps.fits_shared(own.shared_bytes()))
+}
+
 /// Returns the streams with nothing pending, and the partials of their projection:
 /// `[tokens, rows + 1, splits]`.
 pub(super) fn project(
@@ -66,60 +107,89 @@ pub(super) fn project(
     streams: CubeTensor,
     function: CubeTensor,
 ) -> (CubeTensor, CubeTensor) {
-    if let Some(blueprint) = tiles::blueprint(&pending, &streams, &function) {
-        return tiles::project(pending, streams, function, blueprint);
-    }
     let client = streams.client.clone();
     let [tokens, n, d] = streams.shape().dims();
     let [rows, _] = function.shape().dims();
+    let pending = match pending {
+        PendingOutput::None => None,
+        PendingOutput::Some {
+            output,
+            coefficients,
+        } => Some((output, coefficients)),
+    };
+    let own = pending.as_ref().map(|(own, _)| own);
+    let tiles = tiles_blueprint(own, &streams, &function);
+    // The vector size depends on dtype and width alone: other vectors would be added up in another
+    // order.
+    let size = match &tiles {
+        Some(_) => TILES_VECTOR,
+        None => row_vector_size([&streams, own.unwrap_or(&streams)], d),
+    };
+    let function = into_contiguous(function);
+    let columns = row_vector_size([&function], d).min(MAX_VECTOR).min(size);
+    let channels = tiles.map_or(split_channels(n), |tiles| tiles.channels as usize);
+    let splits = d.div_ceil(channels);
+    let partials = output(&streams, [tokens, rows + 1, splits], DType::F32);
+    let streams = with_vectors(streams, size);
+    let pending = pending.map(|(own, coefficients)| (with_vectors(own, size), coefficients));
+    let is_pending = pending.is_some();
+    let result = match is_pending {
+        true => output(&streams, [tokens, n, d], streams.dtype),
+        false => streams.clone(),
+    };
+    let own = pending.as_ref().map_or(&streams, |(own, _)| own);
+    let [of_streams, of_output, of_function] =
+        [streams.dtype, own.dtype, function.dtype].map(dtype_to_storage_type);
+    let address = address_type([own, &streams, &function, &result, &partials]);
+    let expanded = result.clone().into_buffer_arg();
+    let to = partials.clone().into_buffer_arg();
+    if let Some(blueprint) = tiles {
+        let pending = pending.map(|(own, coefficients)| pending_arg(own, coefficients, size));
+        let tiles = tokens.div_ceil(TILE_TOKENS).div_ceil(TILES_PLANES as usize);
+        let wanted = (PROCESSOR_CUBES * Caps::of(&client).processors as usize).div_ceil(splits);
+        // SAFETY: vectors past the end repeat others, count as zeros and are not written to
+        // `expanded`; only existing tokens and rows are written. With nothing pending, `expanded`
+        // is the streams themselves, and not written.
+        unsafe {
+            project_tiles_kernel::launch_unchecked(
+                &client,
+                CubeCount::Static(splits as u32, tiles.min(wanted) as u32, 1),
+                CubeDim::new_2d(32, TILES_PLANES),
+                address,
+                size,
+                columns,
+                pending.into(),
+                streams_arg(&streams, size),
+                function.into_buffer_arg(),
+                expanded,
+                to,
+                blueprint,
+                [of_streams, of_function],
+            );
+        }
+        return (result, partials);
+    }
     let plane = Caps::of(&client).plane().expect("checked by can_collapse");
     let lanes = LANES_PER_ROW.min(plane);
     let most = PROJECT_UNITS.min(Caps::of(&client).cube_units);
-    let wanted = (rows as u32 + 1) * lanes;
-    let planes = wanted.div_ceil(plane).min(most / plane);
-    let splits = d.div_ceil(split_channels(n));
+    let planes = ((rows as u32 + 1) * lanes)
+        .div_ceil(plane)
+        .min(most / plane);
     let cube_tokens = cube_tokens(tokens, splits, &client);
     let blueprint = ProjectBlueprint {
         cube_tokens: cube_tokens as u32,
         streams: n as u32,
         rows: rows as u32,
-        channels: split_channels(n) as u32,
+        channels: channels as u32,
         lanes,
         groups: planes * plane / lanes,
         target: Caps::of(&client).target,
     };
-    let function = into_contiguous(function);
-    let partials = output(&streams, [tokens, rows + 1, splits], DType::F32);
-    // The vector size depends on dtype and width alone: other vectors would be added up in another
-    // order.
-    let size = match &pending {
-        PendingOutput::None => row_vector_size([&streams], d),
-        PendingOutput::Some { output, .. } => row_vector_size([&streams, output], d),
-    };
-    let columns = row_vector_size([&function], d).min(MAX_VECTOR).min(size);
-    let streams = with_vectors(streams, size);
-    let (pending, expanded) = match pending {
-        PendingOutput::None => (None, None),
-        PendingOutput::Some {
-            output: own,
-            coefficients,
-        } => {
-            let expanded = output(&streams, [tokens, n, d], streams.dtype);
-            (
-                Some((with_vectors(own, size), coefficients)),
-                Some(expanded),
-            )
-        }
-    };
-    let own = pending.as_ref().map_or(&streams, |(own, _)| own);
-    let dtypes = [streams.dtype, own.dtype, function.dtype].map(dtype_to_storage_type);
-    let result = expanded.clone().unwrap_or_else(|| streams.clone());
-    let address = address_type([own, &streams, &function, &result, &partials]);
     let spread = SpreadOutputLaunch::new(
         pending
             .map(|(own, coefficients)| pending_arg(own, coefficients, size))
             .into(),
-        expanded.map(CubeTensor::into_buffer_arg).into(),
+        is_pending.then_some(expanded).into(),
     );
     // SAFETY: vectors past the end repeat others, count as zeros and are not written to `expanded`;
     // only existing tokens and rows are written.
@@ -134,9 +204,9 @@ pub(super) fn project(
             spread,
             streams_arg(&streams, size),
             function.into_buffer_arg(),
-            partials.clone().into_buffer_arg(),
+            to,
             blueprint,
-            dtypes,
+            [of_streams, of_output, of_function],
         );
     }
     (result, partials)

@@ -153,14 +153,9 @@ pub(super) fn verify<B: Backend>(
     let rejected = B::int_cumsum(mismatches, 1);
     let accepted_prefix = B::bool_into_int(B::int_equal_elem(rejected, 0.into(), dtype), INT);
     let accepted = B::int_sum_dim(accepted_prefix, 1);
-    let column = B::int_arange(0..count as i64 + 1, &device, INT);
-    let column = int_reshape::<B>(column, [1, count + 1]);
-    let shape = Shape::new([lanes, count + 1]);
-    let surplus = B::int_greater(
-        B::int_expand(column, shape.clone()),
-        B::int_expand(accepted.clone(), shape),
-        dtype,
-    );
+    let shape = [lanes, count + 1];
+    let column = numbers::<B>(0..count as i64 + 1, 1, shape, &device);
+    let surplus = B::int_greater(column, B::int_expand(accepted.clone(), shape.into()), dtype);
     let tokens = B::int_mask_fill(tokens, surplus, i64::from(NONE).into());
     (tokens, int_reshape::<B>(accepted, [lanes]))
 }
