@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
-use burn::tensor::{BoolDType, IntDType, Shape, Slice};
+use burn::tensor::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 /// What references use.
 pub(crate) mod prelude {
@@ -15,8 +15,8 @@ pub(crate) mod prelude {
     };
 
     pub(crate) use super::{
-        INT, bool_broadcast, bool_dtype, bool_reshape, broadcast, int_broadcast, int_reshape,
-        log1p, numbers, ranges, reshape, slice, within,
+        INT, are_within, as_f32, bool_broadcast, bool_dtype, bool_reshape, bool_slice, broadcast,
+        int_broadcast, int_reshape, int_slice, log1p, numbers, reshape, slice, within,
     };
 }
 
@@ -46,6 +46,10 @@ pub(crate) fn log1p<B: Backend>(t: FloatTensor<B>) -> FloatTensor<B> {
     B::float_mul(s, quotient)
 }
 
+pub(crate) fn as_f32<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_cast(x, FloatDType::F32)
+}
+
 /// The numbers of a range along an axis of a shape, the same along all others.
 pub(crate) fn numbers<B: Backend>(
     range: Range<i64>,
@@ -65,14 +69,13 @@ pub(crate) fn within<B: Backend>(indices: IntTensor<B>, count: usize) -> IntTens
     B::int_clamp(indices, 0.into(), (count as i64 - 1).into())
 }
 
-/// Slices a range of one axis, and all of the others.
-pub(crate) fn slice<B: Backend>(
-    tensor: FloatTensor<B>,
-    axis: usize,
-    range: Range<usize>,
-) -> FloatTensor<B> {
-    let ranges = ranges(&tensor.shape(), axis, range);
-    B::float_slice(tensor, &ranges)
+/// Whether indices are in `0..count`.
+pub(crate) fn are_within<B: Backend>(indices: IntTensor<B>, count: usize) -> BoolTensor<B> {
+    let dtype = bool_dtype::<B>(&indices.device());
+    B::bool_and(
+        B::int_greater_equal_elem(indices.clone(), 0.into(), dtype),
+        B::int_lower_elem(indices, (count as i64).into(), dtype),
+    )
 }
 
 /// The slice of a range of one axis, and all of the others.
@@ -83,7 +86,12 @@ pub(crate) fn ranges(shape: &Shape, axis: usize, range: Range<usize>) -> Vec<Sli
 }
 
 macro_rules! shaping {
-    ($tensor:ident, $to:ident by $reshape:ident, $of:ident by $expand:ident) => {
+    (
+        $tensor:ident,
+        $to:ident by $reshape:ident,
+        $of:ident by $expand:ident,
+        $part:ident by $slice:ident
+    ) => {
         /// Gives a tensor another shape.
         pub(crate) fn $to<B: Backend>(x: $tensor<B>, shape: impl Into<Shape>) -> $tensor<B> {
             B::$reshape(x, shape.into())
@@ -97,9 +105,34 @@ macro_rules! shaping {
         ) -> $tensor<B> {
             B::$expand(B::$reshape(x, shape.into()), wide.into())
         }
+
+        /// Slices a range of one axis, and all of the others.
+        pub(crate) fn $part<B: Backend>(
+            x: $tensor<B>,
+            axis: usize,
+            range: Range<usize>,
+        ) -> $tensor<B> {
+            let ranges = ranges(&x.shape(), axis, range);
+            B::$slice(x, &ranges)
+        }
     };
 }
 
-shaping!(FloatTensor, reshape by float_reshape, broadcast by float_expand);
-shaping!(IntTensor, int_reshape by int_reshape, int_broadcast by int_expand);
-shaping!(BoolTensor, bool_reshape by bool_reshape, bool_broadcast by bool_expand);
+shaping!(
+    FloatTensor,
+    reshape by float_reshape,
+    broadcast by float_expand,
+    slice by float_slice
+);
+shaping!(
+    IntTensor,
+    int_reshape by int_reshape,
+    int_broadcast by int_expand,
+    int_slice by int_slice
+);
+shaping!(
+    BoolTensor,
+    bool_reshape by bool_reshape,
+    bool_broadcast by bool_expand,
+    bool_slice by bool_slice
+);

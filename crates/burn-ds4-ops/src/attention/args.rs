@@ -165,6 +165,26 @@ pub enum QueryRotation<B: Backend> {
     },
 }
 
+/// The inputs of [`index_scores`](super::index_scores), as passed to a backend.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct IndexInputs<B: Backend> {
+    /// `[batch, count, heads, width]`.
+    pub queries: FloatTensor<B>,
+    /// `[batch, rows, width]`.
+    pub keys: FloatTensor<B>,
+    /// `[batch, count, heads]`.
+    pub weights: FloatTensor<B>,
+    /// Factor of the scores.
+    pub scale: f64,
+    /// The blocks that get a score.
+    #[extension_type]
+    pub visibility: BlockVisibility<B>,
+    /// What is to be done to the queries before.
+    #[extension_type]
+    pub rotation: QueryRotation<B>,
+}
+
 /// The inputs of [`compress_rows`](super::compress_rows), as passed to a backend.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]

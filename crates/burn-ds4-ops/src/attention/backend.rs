@@ -1,8 +1,8 @@
 use burn::tensor::Shape;
 
 use super::args::{
-    BlockVisibility, CachedBlocks, Compression, NewRows, OptionalCompression, OptionalState,
-    Queries, QueryRotation, SinkInputs, StepRows, StoredStep,
+    CachedBlocks, Compression, IndexInputs, NewRows, OptionalCompression, OptionalState, Queries,
+    QueryRotation, SinkInputs, StepRows, StoredStep,
 };
 #[cfg(feature = "cube")]
 use super::launch;
@@ -46,19 +46,12 @@ operators! {
     }
 
     /// See [`index_scores`](super::index_scores).
-    #[fusion(meta = |queries, keys, _weights, _scale, _visibility, _rotation| {
-        spec([queries.shape[0], queries.shape[1], keys.shape[1]], DType::F32)
+    #[fusion(meta = |inputs| {
+        let [batch, count, _, _] = inputs.queries.shape.dims();
+        spec([batch, count, inputs.keys.shape[1]], DType::F32)
     })]
-    fn index_scores(
-        queries: FloatTensor<Self>,
-        keys: FloatTensor<Self>,
-        weights: FloatTensor<Self>,
-        scale: f64,
-        #[extension_type] visibility: BlockVisibility<Self>,
-        #[extension_type] rotation: QueryRotation<Self>,
-    ) -> FloatTensor<Self> {
-        let queries = rotate(queries, rotation);
-        reference::index_scores::<Self>(queries, keys, weights, scale, visibility)
+    fn index_scores(#[extension_type] inputs: IndexInputs<Self>) -> FloatTensor<Self> {
+        reference::index_scores::<Self>(rotated(inputs))
     }
 
     /// See [`cached_attention`](super::cached_attention).
@@ -102,16 +95,8 @@ operators! {
     flex {
         /// The positions are in the host's memory: reading them costs nothing, and no row is read
         /// that its query does not see.
-        fn index_scores(
-            queries: FloatTensor<Self>,
-            keys: FloatTensor<Self>,
-            weights: FloatTensor<Self>,
-            scale: f64,
-            visibility: BlockVisibility<Self>,
-            rotation: QueryRotation<Self>,
-        ) -> FloatTensor<Self> {
-            let queries = rotate(queries, rotation);
-            reference::index_scores_by_query::<Self>(queries, keys, weights, scale, visibility)
+        fn index_scores(inputs: IndexInputs<Self>) -> FloatTensor<Self> {
+            reference::index_scores_by_query::<Self>(rotated(inputs))
         }
 
         /// As [`index_scores`](Self::index_scores).
@@ -125,25 +110,15 @@ operators! {
     }
 
     cube {
-        fn index_scores(
-            queries: FloatTensor<Self>,
-            keys: FloatTensor<Self>,
-            weights: FloatTensor<Self>,
-            scale: f64,
-            visibility: BlockVisibility<Self>,
-            rotation: QueryRotation<Self>,
-        ) -> FloatTensor<Self> {
-            let can_score = launch::can_score(&queries, &keys, &visibility);
-            let (queries, rotation) =
-                match can_score && launch::rotates(&queries, &keys, &visibility, &rotation) {
-                    true => (queries, rotation),
-                    false => (rotate(queries, rotation), QueryRotation::None),
-                };
-            if can_score {
-                launch::index_scores(queries, keys, weights, scale, visibility, rotation)
-            } else {
-                reference::index_scores::<Self>(queries, keys, weights, scale, visibility)
+        fn index_scores(inputs: IndexInputs<Self>) -> FloatTensor<Self> {
+            if !launch::can_score(&inputs) {
+                return reference::index_scores::<Self>(rotated(inputs));
             }
+            let inputs = match launch::rotates(&inputs) {
+                true => inputs,
+                false => rotated(inputs),
+            };
+            launch::index_scores(inputs)
         }
 
         fn cached_attention(
@@ -162,11 +137,15 @@ operators! {
     }
 }
 
-/// Rotates queries by themselves.
-fn rotate<B: RowOps>(queries: FloatTensor<B>, rotation: QueryRotation<B>) -> FloatTensor<B> {
-    match rotation {
-        QueryRotation::None => queries,
-        QueryRotation::At { angles, start } => B::rotate_at(queries, angles, start, false),
+/// Rotates the queries by themselves.
+fn rotated<B: RowOps>(inputs: IndexInputs<B>) -> IndexInputs<B> {
+    let QueryRotation::At { angles, start } = inputs.rotation else {
+        return inputs;
+    };
+    IndexInputs {
+        queries: B::rotate_at(inputs.queries, angles, start, false),
+        rotation: QueryRotation::None,
+        ..inputs
     }
 }
 

@@ -3,7 +3,7 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
-use super::args::{BlockVisibility, QueryRotation};
+use super::args::{BlockVisibility, IndexInputs, QueryRotation};
 use super::backend::AttentionOps;
 use super::rows::Positions;
 use super::validation::expect_scale;
@@ -98,14 +98,14 @@ pub fn index_scores(
             ratio,
         },
     };
-    Ok(Tensor::from_dispatch(Dispatch::index_scores(
-        queries.into_dispatch(),
-        keys.into_dispatch(),
-        weights.into_dispatch(),
+    Ok(Tensor::from_dispatch(Dispatch::index_scores(IndexInputs {
+        queries: queries.into_dispatch(),
+        keys: keys.into_dispatch(),
+        weights: weights.into_dispatch(),
         scale,
         visibility,
-        rotation.into(),
-    )))
+        rotation: rotation.into(),
+    })))
 }
 
 impl From<Option<Positions>> for QueryRotation<Dispatch> {

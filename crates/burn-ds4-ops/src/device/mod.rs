@@ -195,17 +195,6 @@ pub fn architecture(device: &Device) -> String {
     DeviceSpec::Flex.to_string()
 }
 
-/// Whether wgpu finds a GPU that operators run on.
-#[cfg(feature = "wgpu")]
-fn has_gpu() -> bool {
-    adapter::has_gpu()
-}
-
-#[cfg(not(feature = "wgpu"))]
-fn has_gpu() -> bool {
-    false
-}
-
 impl DeviceSpec {
     /// The device to take where none is named: the first CUDA device, a GPU through wgpu, or
     /// [`Flex`](Self::Flex), the first of them that is compiled in and present. An adapter of wgpu
@@ -225,12 +214,13 @@ impl DeviceSpec {
     /// ```
     pub fn best() -> Self {
         if Self::Cuda(0).init().is_ok() {
-            Self::Cuda(0)
-        } else if has_gpu() {
-            Self::Wgpu
-        } else {
-            Self::Flex
+            return Self::Cuda(0);
         }
+        #[cfg(feature = "wgpu")]
+        if adapter::has_gpu() {
+            return Self::Wgpu;
+        }
+        Self::Flex
     }
 
     /// The cargo feature that compiles this device in.
@@ -281,72 +271,28 @@ impl DeviceSpec {
             })?;
         }
         match self {
-            Self::Flex => self.flex(),
-            Self::Wgpu => self.wgpu(),
-            Self::Cuda(index) => self.cuda(index),
-            Self::Cpu => self.cpu(),
-        }
-    }
-
-    #[cfg(feature = "flex")]
-    fn flex(self) -> Result<Device, DeviceError> {
-        Ok(Device::flex())
-    }
-
-    #[cfg(not(feature = "flex"))]
-    fn flex(self) -> Result<Device, DeviceError> {
-        self.not_compiled()
-    }
-
-    #[cfg(feature = "wgpu")]
-    fn wgpu(self) -> Result<Device, DeviceError> {
-        adapter::find().map(|adapter| adapter.device)
-    }
-
-    #[cfg(not(feature = "wgpu"))]
-    fn wgpu(self) -> Result<Device, DeviceError> {
-        self.not_compiled()
-    }
-
-    #[cfg(feature = "cuda-llvm")]
-    fn cuda(self, index: usize) -> Result<Device, DeviceError> {
-        use burn::tensor::DeviceType;
-        let found = Device::enumerate(DeviceType::Cuda).len();
-        if index >= found {
-            return Err(DeviceError::NotPresent {
+            #[cfg(feature = "flex")]
+            Self::Flex => Ok(Device::flex()),
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu => adapter::find().map(|adapter| adapter.device),
+            #[cfg(feature = "cuda-llvm")]
+            Self::Cuda(index) => {
+                let found = Device::enumerate(burn::tensor::DeviceType::Cuda).len();
+                let reason = format!("the CUDA driver reports {found} device(s)");
+                let device = (index < found).then(|| Device::cuda(index));
+                device.ok_or(DeviceError::NotPresent {
+                    device: self,
+                    reason,
+                })
+            }
+            #[cfg(feature = "cpu")]
+            Self::Cpu => Ok(Device::cpu()),
+            #[allow(unreachable_patterns)]
+            _ => Err(DeviceError::NotCompiled {
                 device: self,
-                reason: format!("the CUDA driver reports {found} device(s)"),
-            });
+                feature: self.feature(),
+            }),
         }
-        Ok(Device::cuda(index))
-    }
-
-    #[cfg(not(feature = "cuda-llvm"))]
-    fn cuda(self, _index: usize) -> Result<Device, DeviceError> {
-        self.not_compiled()
-    }
-
-    #[cfg(feature = "cpu")]
-    fn cpu(self) -> Result<Device, DeviceError> {
-        Ok(Device::cpu())
-    }
-
-    #[cfg(not(feature = "cpu"))]
-    fn cpu(self) -> Result<Device, DeviceError> {
-        self.not_compiled()
-    }
-
-    #[cfg(not(all(
-        feature = "flex",
-        feature = "wgpu",
-        feature = "cuda-llvm",
-        feature = "cpu"
-    )))]
-    fn not_compiled(self) -> Result<Device, DeviceError> {
-        Err(DeviceError::NotCompiled {
-            device: self,
-            feature: self.feature(),
-        })
     }
 }
 

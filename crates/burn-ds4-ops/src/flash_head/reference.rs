@@ -19,12 +19,12 @@ pub(super) fn clusters<B: MatmulOps + TopkOps>(
     let (tokens, clusters) = (h.shape()[0], head.ids.shape()[0]);
     if probes == clusters {
         let all = int_reshape::<B>(head.clusters, [1, clusters]);
-        return B::int_expand(all, Shape::new([tokens, clusters]));
+        return B::int_expand(all, [tokens, clusters].into());
     }
     let mut scores = B::small_m_matmul(h, head.centroids, FloatDType::F32, INVARIANT_ROWS);
     if let Some(uniform) = uniform {
         let norms = reshape::<B>(head.norms, [1, clusters]);
-        let norms = B::float_expand(norms, Shape::new([tokens, clusters]));
+        let norms = B::float_expand(norms, [tokens, clusters].into());
         let scaled = B::float_div_scalar(B::float_mul(scores, norms), temperature.into());
         scores = B::float_add(scaled, gumbel::<B>(uniform));
     }
@@ -63,7 +63,7 @@ pub(super) fn candidates<B: MatmulOps>(
 ) -> (IntTensor<B>, FloatTensor<B>) {
     let device = h.device();
     let mask_dtype = bool_dtype::<B>(&device);
-    let [tokens, width] = h.shape().dims();
+    let tokens = h.shape()[0];
     let [clusters, capacity] = head.ids.shape().dims();
     let probes = chosen.shape()[1];
     let all_ids = int_reshape::<B>(head.ids, [clusters * capacity]);
@@ -101,9 +101,8 @@ pub(super) fn candidates<B: MatmulOps>(
 
     let count = rows.shape()[1];
     let logits = (0..tokens).map(|token| {
-        let token = token..token + 1;
-        let h = B::float_slice(h.clone(), &[token.clone().into(), (0..width).into()]);
-        let rows = B::int_slice(rows.clone(), &[token.into(), (0..count).into()]);
+        let h = slice::<B>(h.clone(), 0, token..token + 1);
+        let rows = int_slice::<B>(rows.clone(), 0, token..token + 1);
         let rows = int_reshape::<B>(rows, [count]);
         let weight = B::float_select(head.weight.clone(), 0, rows);
         B::small_m_matmul(h, weight, FloatDType::F32, INVARIANT_ROWS)
@@ -155,12 +154,7 @@ pub(super) fn logits<B: MatmulOps>(
     let first = B::int_mul_scalar(first, (columns as i64).into());
     let places = int_reshape::<B>(B::int_add(ids, first), [number]);
     let none = f32::NEG_INFINITY.into();
-    let all = B::float_full(
-        Shape::new([tokens * columns]),
-        none,
-        &device,
-        FloatDType::F32,
-    );
+    let all = B::float_full([tokens * columns].into(), none, &device, FloatDType::F32);
     let logits = reshape::<B>(logits, [number]);
     let all = B::float_select_assign(all, 0, places, logits, IndexingUpdateOp::Assign);
     let all = reshape::<B>(all, [tokens, columns]);

@@ -88,7 +88,7 @@ pub(super) fn gated_delta_rule<B: Backend>(
 
 fn initial<B: Backend>(pool: &FloatTensor<B>, slots: &Slots<B>) -> FloatTensor<B> {
     let states = B::float_select(pool.clone(), 0, slots.indices.clone());
-    B::float_cast(states, FloatDType::F32)
+    as_f32::<B>(states)
 }
 
 /// Runs all tokens from an initial state. Calls `after` with each token and the state after it.
@@ -164,7 +164,7 @@ impl<B: Backend> Recurrence<B> {
         let shape = a.shape();
         let [batch, _, heads] = shape.dims();
         let of_heads = |tensor: &FloatTensor<B>| {
-            let tensor = B::float_cast(tensor.clone(), FloatDType::F32);
+            let tensor = as_f32::<B>(tensor.clone());
             broadcast::<B>(tensor, [1, 1, heads], shape.clone())
         };
         let x = B::float_add(a, of_heads(&self.dt_bias));
@@ -201,15 +201,12 @@ fn write_states<B: Backend>(
     slots: Slots<B>,
 ) -> FloatTensor<B> {
     let states = B::float_cast(states, pool.dtype().into());
-    let shape = states.shape();
-    for sequence in 0..shape[0] {
-        let own: Slice = (sequence..sequence + 1).into();
-        let mut ranges: Vec<Slice> = shape.iter().map(|&size| (0..size).into()).collect();
-        ranges[0] = own;
-        let state = B::float_slice(states.clone(), &ranges);
-        let index = B::int_slice(slots.indices.clone(), &[own]);
+    for sequence in 0..states.shape()[0] {
+        let own = sequence..sequence + 1;
+        let state = slice::<B>(states.clone(), 0, own.clone());
+        let index = int_slice::<B>(slots.indices.clone(), 0, own.clone());
         let held = B::float_select(pool.clone(), 0, index.clone());
-        let skipped = B::bool_slice(slots.skipped.clone(), &[own]);
+        let skipped = bool_slice::<B>(slots.skipped.clone(), 0, own);
         let skipped = expand_mask::<B>(skipped, &state.shape());
         let state = B::float_mask_where(state, skipped, held);
         pool = B::float_select_assign(pool, 0, index, state, IndexingUpdateOp::Assign);
@@ -232,8 +229,5 @@ fn expand_mask<B: Backend>(mask: BoolTensor<B>, shape: &Shape) -> BoolTensor<B> 
 
 /// The slice of one token, in f32.
 fn token_slice<B: Backend>(tensor: &FloatTensor<B>, token: usize) -> FloatTensor<B> {
-    let shape = tensor.shape();
-    let mut ranges: Vec<Slice> = shape.iter().map(|&size| (0..size).into()).collect();
-    ranges[1] = (token..token + 1).into();
-    B::float_cast(B::float_slice(tensor.clone(), &ranges), FloatDType::F32)
+    as_f32::<B>(slice::<B>(tensor.clone(), 1, token..token + 1))
 }

@@ -19,9 +19,7 @@ pub(super) fn collapse<B: MatmulOps + NormOps>(mix: Mix<B>, sinkhorn: Sinkhorn) 
     let [tokens, n, _] = mix.streams.shape().dims();
     let epsilon = sinkhorn.epsilon;
     let mixes = mixes::<B>(&mix, sinkhorn.norm_epsilon);
-    let part = |range: std::ops::Range<usize>| {
-        B::float_slice(mixes.clone(), &[(0..tokens).into(), range.into()])
-    };
+    let part = |range| slice::<B>(mixes.clone(), 1, range);
     let pre = B::float_add_scalar(B::sigmoid(part(0..n)), epsilon.into());
     let post = B::float_mul_scalar(B::sigmoid(part(n..2 * n)), 2.0.into());
     let comb = reshape::<B>(part(2 * n..(2 + n) * n), [tokens, n, n]);
@@ -69,14 +67,12 @@ pub(super) fn expand<B: MatmulOps>(
 ) -> FloatTensor<B> {
     let [tokens, n, d] = streams.shape().dims();
     let dtype = streams.dtype();
-    let part = |range: std::ops::Range<usize>| {
-        B::float_slice(coefficients.clone(), &[(0..tokens).into(), range.into()])
-    };
+    let part = |range| slice::<B>(coefficients.clone(), 1, range);
     let post = reshape::<B>(part(n..2 * n), [tokens, n, 1]);
     let comb = reshape::<B>(part(2 * n..(2 + n) * n), [tokens, n, n]);
-    let streams = B::float_cast(streams, FloatDType::F32);
+    let streams = as_f32::<B>(streams);
     let mixed = B::precise_matmul(B::float_swap_dims(comb, 1, 2), streams);
-    let output = B::float_cast(output, FloatDType::F32);
+    let output = as_f32::<B>(output);
     let own = B::float_mul(post, reshape::<B>(output, [tokens, 1, d]));
     B::float_cast(B::float_add(mixed, own), dtype.into())
 }
@@ -87,7 +83,7 @@ fn mixes<B: MatmulOps>(mix: &Mix<B>, norm_epsilon: f64) -> FloatTensor<B> {
     let flat = reshape::<B>(mix.streams.clone(), [tokens, n * d]);
     let function = mix.function.clone();
     let projected = B::small_m_matmul(flat.clone(), function, FloatDType::F32, INVARIANT_ROWS);
-    let flat = B::float_cast(flat, FloatDType::F32);
+    let flat = as_f32::<B>(flat);
     let mean = B::float_mean_dim(B::float_mul(flat.clone(), flat), 1);
     let rms = B::float_sqrt(B::float_add_scalar(mean, norm_epsilon.into()));
     let row = |values: FloatTensor<B>| {
@@ -108,6 +104,6 @@ fn weighted_sum<B: MatmulOps>(streams: FloatTensor<B>, weights: FloatTensor<B>) 
     let [tokens, n, d] = streams.shape().dims();
     let dtype = streams.dtype();
     let weights = reshape::<B>(weights, [tokens, 1, n]);
-    let sum = B::precise_matmul(weights, B::float_cast(streams, FloatDType::F32));
+    let sum = B::precise_matmul(weights, as_f32::<B>(streams));
     B::float_cast(reshape::<B>(sum, [tokens, d]), dtype.into())
 }

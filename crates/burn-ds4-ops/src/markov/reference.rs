@@ -11,8 +11,7 @@ pub(super) fn markov_drafts<B: Backend>(
 ) -> IntTensor<B> {
     let [lanes, places, columns] = logits.shape().dims();
     let [vocabulary, _] = embedding.shape().dims();
-    let [embedding, output] =
-        [embedding, output].map(|matrix| B::float_cast(matrix, FloatDType::F32));
+    let [embedding, output] = [embedding, output].map(|matrix| as_f32::<B>(matrix));
     let known = |ids| B::int_cast(within::<B>(ids, vocabulary), INT);
     let mut last = known(tokens);
     let mut drafts = Vec::new();
@@ -20,10 +19,10 @@ pub(super) fn markov_drafts<B: Backend>(
         let flat = Shape::new([lanes, columns]);
         let own = slice::<B>(logits.clone(), 1, place..place + 1);
         let own = B::float_reshape(own, flat.clone());
-        let ids = ids.clone().map(|ids| {
-            let ranges = ranges(&ids.shape(), 1, place..place + 1);
-            B::int_reshape(B::int_slice(ids, &ranges), flat.clone())
-        });
+        let ids = ids
+            .clone()
+            .map(|ids| int_slice::<B>(ids, 1, place..place + 1));
+        let ids = ids.map(|ids| B::int_reshape(ids, flat.clone()));
         let before = B::float_select(embedding.clone(), 0, last);
         let candidates = ids.clone().map(known);
         let bias = bias::<B>(before, output.clone(), candidates);

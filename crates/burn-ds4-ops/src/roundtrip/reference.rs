@@ -25,7 +25,7 @@ pub(crate) fn roundtrip<B: Backend>(
     let mut magnitude = B::float_mask_fill(B::float_abs(x.clone()), not_finite.clone(), 0.0.into());
     let padding = blocks * block - columns;
     if padding > 0 {
-        let zeros = B::float_zeros(Shape::new([rows, padding]), &device, FloatDType::F32);
+        let zeros = B::float_zeros([rows, padding].into(), &device, FloatDType::F32);
         magnitude = B::float_cat(vec![magnitude, zeros], 1);
     }
     let magnitude = reshape::<B>(magnitude, [rows * blocks, block]);

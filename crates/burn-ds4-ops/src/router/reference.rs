@@ -55,12 +55,7 @@ fn select_ids<B: Backend>(scores: FloatTensor<B>, k: usize) -> IntTensor<B> {
         B::float_mask_fill(scores, nan, lowest.into()),
         lowest.into(),
     );
-    let taken = B::float_full(
-        Shape::new([rows, 1]),
-        f32::NEG_INFINITY.into(),
-        &device,
-        dtype,
-    );
+    let taken = B::float_full([rows, 1].into(), f32::NEG_INFINITY.into(), &device, dtype);
     let mut ids = Vec::with_capacity(k);
     for rank in 0..k {
         let id = B::float_argmax(remaining.clone(), 1, INT);
@@ -89,7 +84,7 @@ pub(super) fn activation_topk<B: Backend>(
     if shape[0] == 0 {
         return no_rows::<B>(&logits.device(), k);
     }
-    let scores = sqrt_softplus::<B>(B::float_cast(logits, FloatDType::F32));
+    let scores = sqrt_softplus::<B>(as_f32::<B>(logits));
     let selection = match bias {
         Some(bias) => {
             let bias = reshape::<B>(bias, [1, shape[1]]);
@@ -112,10 +107,7 @@ pub(super) fn logits<B: MatmulOps>(x: FloatTensor<B>, gate: FloatTensor<B>) -> F
     if shape[0] == 0 || x.shape()[1] == 0 {
         return B::float_zeros(shape, &x.device(), FloatDType::F32);
     }
-    B::precise_matmul(
-        B::float_cast(x, FloatDType::F32),
-        B::float_transpose(B::float_cast(gate, FloatDType::F32)),
-    )
+    B::precise_matmul(as_f32::<B>(x), B::float_transpose(as_f32::<B>(gate)))
 }
 
 pub(super) fn hash_route<B: Backend>(
@@ -136,11 +128,11 @@ pub(super) fn hash_route<B: Backend>(
     let ids = B::int_cast(within::<B>(ids, experts), INT);
     let weights = match logits {
         Some(logits) => {
-            let scores = sqrt_softplus::<B>(B::float_cast(logits, FloatDType::F32));
+            let scores = sqrt_softplus::<B>(as_f32::<B>(logits));
             weights::<B>(scores, ids.clone(), scale)
         }
         None => B::float_full(
-            Shape::new([rows, k]),
+            [rows, k].into(),
             (scale / k as f64).into(),
             &device,
             FloatDType::F32,

@@ -320,13 +320,12 @@ impl Windows {
     fn into_bounds(self) -> WindowBounds {
         match self {
             Self::All => (None, None, CausalWindow::ONE),
-            Self::Ranges { starts, ends } if starts.dtype() == ends.dtype() => (
-                Some(as_wide(starts)),
-                Some(as_wide(ends)),
-                CausalWindow::ONE,
-            ),
             Self::Ranges { starts, ends } => {
-                (Some(as_i32(starts)), Some(as_i32(ends)), CausalWindow::ONE)
+                let cast = match starts.dtype() == ends.dtype() {
+                    true => as_wide,
+                    false => as_i32,
+                };
+                (Some(cast(starts)), Some(cast(ends)), CausalWindow::ONE)
             }
             Self::Lengths { lengths, next_n } => {
                 let causal = CausalWindow {

@@ -15,18 +15,18 @@ pub(crate) fn top_k_ids<B: Backend>(
     let [rows, columns] = logits.shape().dims();
     // CubeCL devices panic on some operations without elements.
     if rows == 0 || columns == 0 {
-        return B::int_full(Shape::new([rows, k]), (-1).into(), &device, INT);
+        return B::int_full([rows, k].into(), (-1).into(), &device, INT);
     }
-    let none = B::int_zeros(Shape::new([rows, k]), &device, INT);
+    let none = B::int_zeros([rows, k].into(), &device, INT);
     let shape = Shape::new([rows, columns]);
     let wide = |column: IntTensor<B>| B::int_expand(column, shape.clone());
     let starts = match starts {
         Some(starts) => bounds::<B>(starts, columns),
-        None => B::int_zeros(Shape::new([rows, 1]), &device, INT),
+        None => B::int_zeros([rows, 1].into(), &device, INT),
     };
     let ends = match ends {
         Some(ends) => ends_of::<B>(ends, causal, columns),
-        None => B::int_full(Shape::new([rows, 1]), (columns as i64).into(), &device, INT),
+        None => B::int_full([rows, 1].into(), (columns as i64).into(), &device, INT),
     };
     let length = B::int_clamp_min(B::int_sub(ends.clone(), starts.clone()), 0.into());
     let count = B::int_clamp_max(length, (k as i64).into());
@@ -37,7 +37,7 @@ pub(crate) fn top_k_ids<B: Backend>(
         B::int_greater_equal(column.clone(), wide(starts.clone()), dtype),
         B::int_lower(column.clone(), wide(ends), dtype),
     );
-    let values = B::float_cast(logits, FloatDType::F32);
+    let values = as_f32::<B>(logits);
     let nan = B::float_is_nan(values.clone(), dtype);
     let lowest = f32::NEG_INFINITY;
     let values = B::float_mask_fill(values, nan, lowest.into());
@@ -134,7 +134,7 @@ pub(super) fn top_k_values<B: Backend>(
     if !sorted {
         return (values, ids);
     }
-    let order = ranks::<B>(B::float_cast(values.clone(), FloatDType::F32));
+    let order = ranks::<B>(as_f32::<B>(values.clone()));
     let (unordered, none) = (
         (values, ids.clone()),
         B::int_zeros(ids.shape(), &device, INT),
@@ -162,7 +162,7 @@ fn ranks<B: Backend>(values: FloatTensor<B>) -> IntTensor<B> {
     let before = B::int_lower(others, own, bools);
     // Row by row, as k² comparisons of all rows at once may not fit in memory.
     let ranks = (0..rows).map(|row| {
-        let row = B::float_slice(values.clone(), &[(row..row + 1).into(), (0..k).into()]);
+        let row = slice::<B>(values.clone(), 0, row..row + 1);
         let others = B::float_expand(row.clone(), shape.clone());
         let own = broadcast::<B>(row, [k, 1], shape.clone());
         let larger = B::float_greater(others.clone(), own.clone(), bools);

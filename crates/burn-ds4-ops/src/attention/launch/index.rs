@@ -2,7 +2,7 @@
 
 use super::rows::can_rotate_at;
 use super::tensors::{Positions, stride};
-use crate::attention::args::{BlockVisibility, QueryRotation};
+use crate::attention::args::{BlockVisibility, IndexInputs, QueryRotation};
 use crate::attention::kernel::{
     INDEX_PLANES, INDEX_TILE_ROWS, IndexInputsLaunch, IndexSizesLaunch, IndexTilesBlueprint,
     index_kernel, index_tiles_kernel,
@@ -19,12 +19,9 @@ const MAX_CUBES_AT_ONCE: usize = 4;
 /// Channels that four lanes load at a time for tensor cores.
 const INDEX_TILE_CHANNELS: usize = 32;
 
-pub(in crate::attention) fn can_score(
-    queries: &CubeTensor,
-    keys: &CubeTensor,
-    visibility: &BlockVisibility<CubeBackend>,
-) -> bool {
-    let fits = match visibility {
+pub(in crate::attention) fn can_score(inputs: &IndexInputs<CubeBackend>) -> bool {
+    let (queries, keys) = (&inputs.queries, &inputs.keys);
+    let fits = match &inputs.visibility {
         BlockVisibility::All => true,
         BlockVisibility::From { start, ratio } => {
             is_wide_int(start.dtype) && i32::try_from(*ratio).is_ok()
@@ -39,14 +36,15 @@ pub(in crate::attention) fn can_score(
         && u32::try_from(batch * count * heads).is_ok()
 }
 
-pub(in crate::attention) fn index_scores(
-    queries: CubeTensor,
-    keys: CubeTensor,
-    weights: CubeTensor,
-    scale: f64,
-    visibility: BlockVisibility<CubeBackend>,
-    rotation: QueryRotation<CubeBackend>,
-) -> CubeTensor {
+pub(in crate::attention) fn index_scores(inputs: IndexInputs<CubeBackend>) -> CubeTensor {
+    let IndexInputs {
+        queries,
+        keys,
+        weights,
+        scale,
+        visibility,
+        rotation,
+    } = inputs;
     let client = queries.client.clone();
     let [batch, count, heads, width] = queries.shape().dims();
     let [_, rows, _] = keys.shape().dims();
@@ -102,7 +100,7 @@ pub(in crate::attention) fn index_scores(
                 cubes(INDEX_TILE_ROWS),
                 CubeDim::new_2d(32, INDEX_PLANES),
                 address,
-                inputs(tensors, start, rotation, sizes),
+                inputs_arg(tensors, start, rotation, sizes),
                 result.clone().into_buffer_arg(),
                 blueprint,
                 dtypes,
@@ -118,7 +116,7 @@ pub(in crate::attention) fn index_scores(
             CubeDim::new_2d(INDEX_UNITS, INDEX_PLANES),
             address,
             size,
-            inputs(tensors, start, None, sizes),
+            inputs_arg(tensors, start, None, sizes),
             result.clone().into_buffer_arg(),
             (width / size) as u32,
             INDEX_UNITS,
@@ -128,7 +126,7 @@ pub(in crate::attention) fn index_scores(
     result
 }
 
-fn inputs<F: Float, P: Int, N: Size>(
+fn inputs_arg<F: Float, P: Int, N: Size>(
     [queries, keys, weights]: [CubeTensor; 3],
     start: Option<CubeTensor>,
     rotation: Option<Positions>,
@@ -153,16 +151,12 @@ fn is_at_once(queries: &CubeTensor, keys: &CubeTensor) -> bool {
 
 /// Whether the launch can rotate queries: both starts have one dtype, and whole vectors are
 /// rotated.
-pub(in crate::attention) fn rotates(
-    queries: &CubeTensor,
-    keys: &CubeTensor,
-    visibility: &BlockVisibility<CubeBackend>,
-    rotation: &QueryRotation<CubeBackend>,
-) -> bool {
-    let QueryRotation::At { angles, start } = rotation else {
+pub(in crate::attention) fn rotates(inputs: &IndexInputs<CubeBackend>) -> bool {
+    let (queries, keys) = (&inputs.queries, &inputs.keys);
+    let QueryRotation::At { angles, start } = &inputs.rotation else {
         return false;
     };
-    let alike = match visibility {
+    let alike = match &inputs.visibility {
         BlockVisibility::All => true,
         BlockVisibility::From { start: own, .. } => own.dtype == start.dtype,
     };

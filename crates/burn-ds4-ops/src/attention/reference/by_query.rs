@@ -6,7 +6,9 @@ use std::ops::Range;
 
 use super::cached::{CachedOps, Prepared, cached_attention};
 use super::index::{index_scores, scored_positions};
-use crate::attention::args::{BlockVisibility, CachedBlocks, CompressedRows, Queries, SinkInputs};
+use crate::attention::args::{
+    BlockVisibility, CachedBlocks, CompressedRows, IndexInputs, Queries, QueryRotation, SinkInputs,
+};
 use crate::attention::options::MASKED;
 use crate::matmul::MatmulOps;
 use crate::reference::prelude::*;
@@ -41,15 +43,17 @@ pub(in crate::attention) fn cached_attention_by_query<B: CachedOps>(
 
 /// See [`index_scores`](crate::attention::index_scores).
 pub(in crate::attention) fn index_scores_by_query<B: MatmulOps>(
-    queries: FloatTensor<B>,
-    keys: FloatTensor<B>,
-    weights: FloatTensor<B>,
-    scale: f64,
-    visibility: BlockVisibility<B>,
+    inputs: IndexInputs<B>,
 ) -> FloatTensor<B> {
-    let BlockVisibility::From { start, ratio } = visibility else {
-        return index_scores::<B>(queries, keys, weights, scale, visibility);
+    let BlockVisibility::From { start, ratio } = inputs.visibility else {
+        return index_scores::<B>(inputs);
     };
+    let IndexInputs {
+        queries,
+        keys,
+        weights,
+        ..
+    } = inputs;
     let [batch, count, _, _] = queries.shape().dims();
     let [_, rows, _] = keys.shape().dims();
     let visible = visible_blocks::<B>(start, scored_positions(count), count, rows, ratio);
@@ -62,13 +66,14 @@ pub(in crate::attention) fn index_scores_by_query<B: MatmulOps>(
             slice::<B>(slice::<B>(tensor.clone(), 0, sequence.clone()), 1, rows)
         };
         let query = query..query + 1;
-        let seen = index_scores::<B>(
-            own(&queries, query.clone()),
-            own(&keys, 0..visible),
-            own(&weights, query.clone()),
-            scale,
-            BlockVisibility::All,
-        );
+        let seen = index_scores::<B>(IndexInputs {
+            queries: own(&queries, query.clone()),
+            keys: own(&keys, 0..visible),
+            weights: own(&weights, query.clone()),
+            scale: inputs.scale,
+            visibility: BlockVisibility::All,
+            rotation: QueryRotation::None,
+        });
         let place = [sequence.clone(), query, 0..visible].map(Slice::from);
         scores = B::float_slice_assign(scores, &place, seen);
     }

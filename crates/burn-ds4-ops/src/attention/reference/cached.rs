@@ -125,7 +125,7 @@ impl<B: CachedOps> Prepared<B> {
         let all = batch * count;
         let repeated = |rows: FloatTensor<B>, width: usize| {
             let rows = reshape::<B>(rows, [batch, 1, columns, width]);
-            let rows = B::float_expand(rows, Shape::new([batch, count, columns, width]));
+            let rows = B::float_expand(rows, [batch, count, columns, width].into());
             reshape::<B>(rows, [all, columns, width])
         };
         let bias = repeated(inputs.window_bias, 1);

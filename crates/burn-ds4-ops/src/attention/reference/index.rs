@@ -1,21 +1,16 @@
 //! Scores of the lightning indexer.
 
 use super::positions::{NewPositions, hidden_blocks};
-use crate::attention::args::BlockVisibility;
+use crate::attention::args::{BlockVisibility, IndexInputs};
 use crate::attention::options::{DECODE_TOKENS, MASKED};
 use crate::matmul::MatmulOps;
 use crate::reference::prelude::*;
 
-pub(in crate::attention) fn index_scores<B: MatmulOps>(
-    queries: FloatTensor<B>,
-    keys: FloatTensor<B>,
-    weights: FloatTensor<B>,
-    scale: f64,
-    visibility: BlockVisibility<B>,
-) -> FloatTensor<B> {
-    let scores = all_scores::<B>(queries, keys, weights);
-    let scores = B::float_mul_scalar(scores, scale.into());
-    let BlockVisibility::From { start, ratio } = visibility else {
+/// Scores queries as they are.
+pub(in crate::attention) fn index_scores<B: MatmulOps>(inputs: IndexInputs<B>) -> FloatTensor<B> {
+    let scores = all_scores::<B>(inputs.queries, inputs.keys, inputs.weights);
+    let scores = B::float_mul_scalar(scores, inputs.scale.into());
+    let BlockVisibility::From { start, ratio } = inputs.visibility else {
         return scores;
     };
     let [_, count, rows] = scores.shape().dims();
@@ -35,8 +30,8 @@ fn all_scores<B: MatmulOps>(
     weights: FloatTensor<B>,
 ) -> FloatTensor<B> {
     let [batch, count, _, _] = queries.shape().dims();
-    let queries = B::float_cast(queries, FloatDType::F32);
-    let keys = B::float_swap_dims(B::float_cast(keys, FloatDType::F32), 1, 2);
+    let queries = as_f32::<B>(queries);
+    let keys = B::float_swap_dims(as_f32::<B>(keys), 1, 2);
     if batch * count > DECODE_TOKENS {
         return scores_at_once::<B>(queries, keys, weights);
     }

@@ -86,7 +86,7 @@ impl<B: Backend> NewPositions<B> {
         let stored = count.min(slots);
         let first = count - stored;
         let indices = self.slots(first as i64, stored, slots);
-        let old = B::bool_expand(self.vacant.clone(), Shape::new([self.batch, stored]));
+        let old = B::bool_expand(self.vacant.clone(), [self.batch, stored].into());
         self.put(ring, indices, slice::<B>(new, 1, first..count), old)
     }
 }
@@ -112,7 +112,7 @@ pub(super) fn round<B: Backend>(
     let (shape, dtype) = (rows.shape(), rows.dtype());
     let [batch, count, width] = shape.dims();
     let rows = reshape::<B>(rows, [batch * count, width]);
-    let rows = B::float_cast(rows, FloatDType::F32);
+    let rows = as_f32::<B>(rows);
     let rows = match rounding {
         RowRounding::Content if unrotated == width => roundtrip::<B>(rows, CONTENT_BLOCK, &E4M3),
         RowRounding::Content if unrotated > 0 => {

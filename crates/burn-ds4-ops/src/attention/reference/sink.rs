@@ -62,7 +62,7 @@ impl<B: MatmulOps> SinkInputs<B> {
                 CompressedRows::Picked { rows, bias, picks } => CompressedRows::Picked {
                     rows: rows.clone(),
                     bias: one(bias),
-                    picks: B::int_slice(picks.clone(), &ranges(&picks.shape(), 1, own.clone())),
+                    picks: int_slice::<B>(picks.clone(), 1, own.clone()),
                 },
             },
             sinks: self.sinks.clone(),
@@ -146,7 +146,7 @@ impl<B: MatmulOps> SinkInputs<B> {
             [groups, batch * count / groups * heads, width],
         );
         let dots = B::precise_matmul(queries, B::float_swap_dims(rows, 1, 2));
-        let dots = B::float_cast(dots, FloatDType::F32);
+        let dots = as_f32::<B>(dots);
         let dots = reshape::<B>(dots, [batch, count, heads, columns]);
         B::float_mul_scalar(dots, self.scale.into())
     }

@@ -13,7 +13,7 @@ pub(super) fn rotate<B: Backend>(
         let rows = [0..batch, 0..positions, 0..heads, range];
         B::float_slice(x.clone(), &rows.map(Slice::from))
     };
-    let tail = B::float_cast(channels(width - rotated..width), FloatDType::F32);
+    let tail = as_f32::<B>(channels(width - rotated..width));
     let shape = tail.shape();
     let pairs = Shape::new([batch, positions, heads, rotated / 2, 2]);
     let swapped = B::float_flip(B::float_reshape(tail.clone(), pairs), &[4]);
@@ -81,9 +81,9 @@ pub(in crate::attention) fn rotation<B: Backend>(
 pub(super) fn pool<B: Backend>(values: FloatTensor<B>, scores: FloatTensor<B>) -> FloatTensor<B> {
     let dtype = values.dtype();
     let [batch, blocks, _, width] = values.shape().dims();
-    let scores = B::float_cast(scores, FloatDType::F32);
+    let scores = as_f32::<B>(scores);
     let weights = B::softmax(scores, 2);
-    let weighted = B::float_mul(weights, B::float_cast(values, FloatDType::F32));
+    let weighted = B::float_mul(weights, as_f32::<B>(values));
     let pooled = reshape::<B>(B::float_sum_dim(weighted, 2), [batch, blocks, width]);
     B::float_cast(pooled, dtype.into())
 }

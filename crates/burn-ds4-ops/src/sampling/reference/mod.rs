@@ -43,7 +43,7 @@ pub(super) fn sample<B: Backend>(
 }
 
 fn read_floats<B: Backend>(tensor: FloatTensor<B>) -> Vec<f32> {
-    let data = B::float_into_data(B::float_cast(tensor, FloatDType::F32));
+    let data = B::float_into_data(as_f32::<B>(tensor));
     let data = read_sync(data).expect("floats that can be read");
     data.iter().collect()
 }
@@ -142,7 +142,7 @@ pub(super) fn verify<B: Backend>(
     let dtype = bool_dtype::<B>(&device);
     let tokens = B::int_cast(tokens, INT);
     let tokens = int_reshape::<B>(tokens, [lanes, count + 1]);
-    let compared = B::int_slice(tokens.clone(), &[(0..lanes).into(), (0..count).into()]);
+    let compared = int_slice::<B>(tokens.clone(), 1, 0..count);
     // Compared in the dtype of the drafts, as a wider integer may be out of the range of a token.
     let wide = B::int_cast(compared.clone(), drafts.dtype().into());
     let matches = B::bool_and(

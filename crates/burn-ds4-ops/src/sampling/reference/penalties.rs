@@ -17,7 +17,7 @@ pub(in super::super) fn apply_penalties<B: Backend>(
     let logits = B::float_reshape(logits, shape.clone());
     let floats = reshape::<B>(floats, [lanes, WIDTH]);
     let parameter = |column: usize| {
-        let value = B::float_slice(floats.clone(), &columns_of(lanes, column, 1));
+        let value = slice::<B>(floats.clone(), 1, column..column + 1);
         broadcast::<B>(value, [lanes, 1, 1], shape.clone())
     };
     let logits = add_bias::<B>(logits, floats.clone(), words);
@@ -45,11 +45,6 @@ pub(in super::super) fn apply_penalties<B: Backend>(
     reshape::<B>(logits, [rows, columns])
 }
 
-/// The slice of some columns of a matrix.
-fn columns_of(rows: usize, first: usize, count: usize) -> [Slice; 2] {
-    [(0..rows).into(), (first..first + count).into()]
-}
-
 /// Adds the bias of each lane to the logits of its tokens, and leaves the others as they are.
 fn add_bias<B: Backend>(
     logits: FloatTensor<B>,
@@ -60,20 +55,20 @@ fn add_bias<B: Backend>(
     let shape = logits.shape();
     let [lanes, _, columns] = shape.dims();
     let words = int_reshape::<B>(words, [lanes, WIDTH]);
-    let ids = B::int_slice(words, &columns_of(lanes, BIAS_ID, MAX_LOGIT_BIAS));
-    let values = B::float_slice(floats, &columns_of(lanes, BIAS, MAX_LOGIT_BIAS));
+    let ids = int_slice::<B>(words, 1, BIAS_ID..BIAS_ID + MAX_LOGIT_BIAS);
+    let values = slice::<B>(floats, 1, BIAS..BIAS + MAX_LOGIT_BIAS);
     let (slots, used) = slots::<B>(ids, columns);
     let wide = Shape::new([lanes, columns + 1]);
     let add = IndexingUpdateOp::Add;
     let zeros = B::float_zeros(wide.clone(), &device, FloatDType::F32);
     let bias = B::float_scatter(1, zeros, slots.clone(), values, add);
     let used = B::int_scatter(1, B::int_zeros(wide, &device, INT), slots, used, add);
-    let used = B::int_slice(used, &columns_of(lanes, 0, columns));
+    let used = int_slice::<B>(used, 1, 0..columns);
     let used = B::int_greater_elem(used, 0.into(), bool_dtype::<B>(&device));
-    let bias = B::float_slice(bias, &columns_of(lanes, 0, columns));
-    let one = Shape::new([lanes, 1, columns]);
-    let used = B::bool_expand(B::bool_reshape(used, one.clone()), shape.clone());
-    let bias = B::float_expand(B::float_reshape(bias, one), shape);
+    let bias = slice::<B>(bias, 1, 0..columns);
+    let one = [lanes, 1, columns];
+    let used = bool_broadcast::<B>(used, one, shape.clone());
+    let bias = broadcast::<B>(bias, one, shape);
     let biased = B::float_add(logits.clone(), bias);
     B::float_mask_where(logits, used, biased)
 }
@@ -81,18 +76,10 @@ fn add_bias<B: Backend>(
 /// The columns of tokens, where one that is no column has a column after the last; and 1 or, for
 /// those, 0.
 fn slots<B: Backend>(ids: IntTensor<B>, columns: usize) -> (IntTensor<B>, IntTensor<B>) {
-    let inside = are_columns::<B>(ids.clone(), columns);
+    let inside = are_within::<B>(ids.clone(), columns);
     let outside = B::bool_not(inside.clone());
     let slots = B::int_mask_fill(ids, outside, (columns as i64).into());
     (B::int_cast(slots, INT), B::bool_into_int(inside, INT))
-}
-
-fn are_columns<B: Backend>(ids: IntTensor<B>, columns: usize) -> BoolTensor<B> {
-    let dtype = bool_dtype::<B>(&ids.device());
-    B::bool_and(
-        B::int_greater_equal_elem(ids.clone(), 0.into(), dtype),
-        B::int_lower_elem(ids, (columns as i64).into(), dtype),
-    )
 }
 
 /// Counts of each row's output: `counts`, and the drafts before the row.
@@ -107,16 +94,12 @@ fn output_counts<B: Backend>(
         let drafts = drafts
             .clone()
             .expect("drafts where there are rows for them");
-        let draft = B::int_slice(drafts, &columns_of(lanes, row - 1, 1));
+        let draft = int_slice::<B>(drafts, 1, row - 1..row);
         all.push(count_tokens::<B>(all[row - 1].clone(), draft));
     }
-    let one = Shape::new([lanes, 1, columns]);
     let all = all.into_iter();
-    B::int_cat(
-        all.map(|counts| B::int_reshape(counts, one.clone()))
-            .collect(),
-        1,
-    )
+    let all = all.map(|counts| int_reshape::<B>(counts, [lanes, 1, columns]));
+    B::int_cat(all.collect(), 1)
 }
 
 pub(in super::super) fn count_tokens<B: Backend>(
@@ -125,8 +108,8 @@ pub(in super::super) fn count_tokens<B: Backend>(
 ) -> IntTensor<B> {
     let [lanes, columns] = counts.shape().dims();
     let (slots, ones) = slots::<B>(tokens, columns);
-    let after = B::int_zeros(Shape::new([lanes, 1]), &counts.device(), INT);
+    let after = B::int_zeros([lanes, 1].into(), &counts.device(), INT);
     let wide = B::int_cat(vec![counts, after], 1);
     let counted = B::int_scatter(1, wide, slots, ones, IndexingUpdateOp::Add);
-    B::int_slice(counted, &columns_of(lanes, 0, columns))
+    int_slice::<B>(counted, 1, 0..columns)
 }
