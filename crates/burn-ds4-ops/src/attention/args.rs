@@ -81,6 +81,25 @@ pub enum CachedBlocks<B: Backend> {
     },
 }
 
+impl<B: Backend> CachedBlocks<B> {
+    /// The rows, if there are any, the picks among them, and the positions of a block.
+    pub(super) fn parts(&self) -> (Option<&FloatTensor<B>>, Option<&IntTensor<B>>, usize) {
+        match self {
+            Self::None => (None, None, 1),
+            Self::All { rows, ratio, .. } => (Some(rows), None, *ratio),
+            Self::Picked { rows, picks, ratio } => (Some(rows), Some(picks), *ratio),
+        }
+    }
+
+    /// The number of rows of a sequence, and of those that a query attends to or picks.
+    #[cfg(feature = "cube")]
+    pub(super) fn counts(&self) -> [usize; 2] {
+        let (rows, picks, _) = self.parts();
+        let all = rows.map_or(0, |rows| rows.shape()[1]);
+        [all, picks.map_or(all, |picks| picks.shape()[2])]
+    }
+}
+
 /// The queries of [`cached_attention`](super::cached_attention), as passed to a backend.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]

@@ -1,5 +1,3 @@
-use burn::tensor::Shape;
-
 use super::args::{
     CachedBlocks, Compression, IndexInputs, NewRows, OptionalCompression, OptionalState, Queries,
     QueryRotation, SinkInputs, StepRows, StoredStep,
@@ -13,7 +11,7 @@ use crate::attention::args::{
     OptionalCompressionMetadata, OptionalStateMetadata, StepRowsMetadata, StoredStepMetadata,
 };
 use crate::matmul::MatmulOps;
-use crate::norm::NormOps;
+use crate::norm::{NormOps, norm_rows};
 use crate::operators::operators;
 use crate::optional::OptionalFloat;
 
@@ -151,9 +149,7 @@ fn rotated<B: RowOps>(inputs: IndexInputs<B>) -> IndexInputs<B> {
 
 /// What a step stores, by the operator for each part.
 fn store_by_parts<B: AttentionOps>(step: StepRows<B>) -> StoredStep<B> {
-    let [batch, count, rank] = step.queries.shape().dims();
-    let queries = B::float_reshape(step.queries, Shape::new([batch * count, rank]));
-    let queries = B::rms_norm(queries, OptionalFloat::Some(step.norm), step.epsilon);
+    let weight = OptionalFloat::Some(step.norm);
     let compress = |compression| match compression {
         OptionalCompression::None => OptionalState::None,
         OptionalCompression::Some { inputs, raw, rows } => {
@@ -162,7 +158,7 @@ fn store_by_parts<B: AttentionOps>(step: StepRows<B>) -> StoredStep<B> {
         }
     };
     StoredStep {
-        queries: B::float_reshape(queries, Shape::new([batch, count, rank])),
+        queries: norm_rows::<B>(step.queries, weight, step.epsilon),
         ring: B::append_rows(step.new, step.ring),
         compressed: compress(step.compressed),
         indexed: compress(step.indexed),

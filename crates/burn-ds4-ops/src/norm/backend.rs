@@ -1,3 +1,5 @@
+use burn::tensor::Shape;
+
 #[cfg(feature = "cube")]
 use super::launch;
 use super::reference;
@@ -21,4 +23,19 @@ operators! {
     }
     if launch::can_normalize(&x, weight.as_ref()) =>
         launch::rms_norm(x, weight.into_option(), epsilon);
+}
+
+/// Normalises the rows of a tensor of any shape.
+pub(crate) fn norm_rows<B: NormOps>(
+    x: FloatTensor<B>,
+    weight: OptionalFloat<B>,
+    epsilon: f64,
+) -> FloatTensor<B> {
+    let shape = x.shape();
+    let width = shape[shape.num_dims() - 1];
+    let rows = Shape::new([shape.num_elements() / width, width]);
+    B::float_reshape(
+        B::rms_norm(B::float_reshape(x, rows), weight, epsilon),
+        shape,
+    )
 }

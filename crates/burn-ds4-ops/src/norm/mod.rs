@@ -14,7 +14,7 @@ use burn::tensor::Tensor;
 
 use crate::OpError;
 use crate::validation::{FLOATS, expect_float, expect_not_negative, expect_tensor};
-pub(crate) use backend::NormOps;
+pub(crate) use backend::{NormOps, norm_rows};
 #[cfg(feature = "cube")]
 pub(crate) use kernel::{NormSizes, RmsNormBlueprint, normalize_rows};
 #[cfg(feature = "cube")]

@@ -1,7 +1,7 @@
 //! Launches of attention over a cache for few queries.
 
 use super::splits::{SplitLaunch, attend, blueprint, combine, kv_splits};
-use super::tensors::{CachedTensors, block_tensors, fits_cached, selected_rows};
+use super::tensors::{CachedTensors, fits_cached};
 use super::tiles::{can_multiply, sink_blueprint};
 use crate::attention::args::{CachedBlocks, Queries};
 use crate::attention::kernel::{
@@ -117,7 +117,7 @@ pub(in crate::attention) fn can_attend_cached(
     blocks: &CachedBlocks<CubeBackend>,
 ) -> bool {
     let [batch, count, heads, _] = queries.x.shape().dims();
-    let rows = block_tensors(blocks).0.unwrap_or(window);
+    let rows = blocks.parts().0.unwrap_or(window);
     // The output of KV splits grows with the queries: for many of a sequence, it would not fit.
     count <= DECODE_TOKENS
         && batch * count <= MAX_CUBES
@@ -125,7 +125,7 @@ pub(in crate::attention) fn can_attend_cached(
         && is_float(queries.x.dtype)
         && fits_cached(queries, window, blocks)
         && CachedPlan::new(queries, [window, rows], blocks)
-            .is_some_and(|plan| plan.splits(queries.columns(), selected_rows(blocks)) <= MAX_CUBES)
+            .is_some_and(|plan| plan.splits(queries.columns(), blocks.counts()[1]) <= MAX_CUBES)
 }
 
 impl SplitLaunch {
@@ -159,7 +159,7 @@ pub(in crate::attention) fn cached_attention(
     window: CubeTensor,
     blocks: CachedBlocks<CubeBackend>,
 ) -> CubeTensor {
-    let rows = block_tensors(&blocks).0.unwrap_or(&window);
+    let rows = blocks.parts().0.unwrap_or(&window);
     let plan = CachedPlan::new(&queries, [&window, rows], &blocks);
     let plan = plan.expect("checked by can_attend_cached");
     let CachedPlan {

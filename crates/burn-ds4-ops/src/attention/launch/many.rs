@@ -1,6 +1,6 @@
 //! Launches of attention over a cache for many queries: by warpgroups, or else by planes.
 
-use super::tensors::{CachedTensors, block_tensors, fits_cached};
+use super::tensors::{CachedTensors, fits_cached};
 use super::tiles::{can_multiply, sink_blueprint};
 use crate::attention::args::{CachedBlocks, Queries};
 use crate::attention::kernel::{
@@ -43,7 +43,7 @@ impl Blueprint {
         window: &CubeTensor,
         blocks: &CachedBlocks<CubeBackend>,
     ) -> Option<Self> {
-        let rows = block_tensors(blocks).0.unwrap_or(window);
+        let rows = blocks.parts().0.unwrap_or(window);
         let (width, rotated) = (queries.x.shape()[3], queries.angles.shape()[1]);
         let fits = queries.x.shape()[1] > DECODE_TOKENS
             && fits_cached(queries, window, blocks)

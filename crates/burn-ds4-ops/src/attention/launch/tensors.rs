@@ -45,26 +45,6 @@ pub(super) fn slot_strides(tensor: &CubeTensor, size: usize) -> SlotStridesLaunc
     SlotStridesLaunch::new(sequence, block, slot)
 }
 
-/// The compressed rows, if there are any, the picks among them, and the positions of a block.
-pub(super) fn block_tensors(
-    blocks: &CachedBlocks<CubeBackend>,
-) -> (Option<&CubeTensor>, Option<&CubeTensor>, usize) {
-    match blocks {
-        CachedBlocks::None => (None, None, 1),
-        CachedBlocks::All { rows, ratio, .. } => (Some(rows), None, *ratio),
-        CachedBlocks::Picked { rows, picks, ratio } => (Some(rows), Some(picks), *ratio),
-    }
-}
-
-/// The number of compressed rows that a query attends to or picks.
-pub(super) fn selected_rows(blocks: &CachedBlocks<CubeBackend>) -> usize {
-    match blocks {
-        CachedBlocks::None => 0,
-        CachedBlocks::All { rows, .. } => rows.shape()[1],
-        CachedBlocks::Picked { picks, .. } => picks.shape()[2],
-    }
-}
-
 /// Whether kernels can index what queries attend to.
 pub(super) fn fits_cached(
     queries: &Queries<CubeBackend>,
@@ -73,9 +53,8 @@ pub(super) fn fits_cached(
 ) -> bool {
     let count = queries.x.shape()[1];
     let [known, rotated] = queries.angles.shape().dims();
-    let (rows, picks, ratio) = block_tensors(blocks);
-    let selected = selected_rows(blocks);
-    let available = rows.map_or(0, |rows| rows.shape()[1]);
+    let (_, picks, ratio) = blocks.parts();
+    let [available, selected] = blocks.counts();
     let slots = window.shape()[1];
     rotated > 0
         && fits_i32(Some(available.max(selected).max(ratio)))
@@ -116,11 +95,12 @@ impl CachedTensors {
         blocks: &CachedBlocks<CubeBackend>,
         size: usize,
     ) -> Self {
-        let (rows, picks, ratio) = block_tensors(blocks);
+        let (rows, picks, ratio) = blocks.parts();
+        let [available, selected] = blocks.counts();
         Self {
             span: queries.columns(),
-            available: rows.map_or(0, |rows| rows.shape()[1]),
-            selected: selected_rows(blocks),
+            available,
+            selected,
             // Without compressed rows, kernels read none of these.
             rows: with_vectors(rows.unwrap_or(&window).clone(), size),
             picks: picks.cloned().map(into_contiguous),

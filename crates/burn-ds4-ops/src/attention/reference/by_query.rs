@@ -26,7 +26,7 @@ pub(in crate::attention) fn cached_attention_by_query<B: CachedOps>(
     let shape = queries.x.shape();
     let [batch, count, _, _] = shape.dims();
     let known = queries.angles.shape()[0];
-    let seen = SeenRows::new(blocks, queries.start.clone(), known, count);
+    let seen = SeenRows::new(&blocks, queries.start.clone(), known, count);
     let prepared = Prepared::new(queries, window);
     let outputs = (0..batch * count).map(|query| {
         let sequence = query / count;
@@ -106,17 +106,13 @@ struct SeenRows<B: Backend> {
 }
 
 impl<B: Backend> SeenRows<B> {
-    fn new(blocks: CachedBlocks<B>, start: IntTensor<B>, known: usize, count: usize) -> Self {
-        let (rows, picks, ratio) = match blocks {
-            CachedBlocks::None => (None, None, 1),
-            CachedBlocks::All { rows, ratio, .. } => (Some(rows), None, ratio),
-            CachedBlocks::Picked { rows, picks, ratio } => (Some(rows), Some(picks), ratio),
-        };
-        let available = rows.as_ref().map_or(0, |rows| rows.shape()[1]);
+    fn new(blocks: &CachedBlocks<B>, start: IntTensor<B>, known: usize, count: usize) -> Self {
+        let (rows, picks, ratio) = blocks.parts();
+        let available = rows.map_or(0, |rows| rows.shape()[1]);
         Self {
-            rows,
+            rows: rows.cloned(),
             visible: visible_blocks::<B>(start, known, count, available, ratio),
-            picks: picks.map(|picks| {
+            picks: picks.cloned().map(|picks| {
                 let picks = read_sync(B::int_into_data(picks)).expect("picks that can be read");
                 picks.iter::<i64>().collect()
             }),

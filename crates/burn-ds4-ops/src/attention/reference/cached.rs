@@ -6,7 +6,7 @@ use crate::attention::args::{CachedBlocks, CompressedRows, NewRows, Queries, Sin
 use crate::attention::options::WindowLayout;
 use crate::attention::rows::RowOps;
 use crate::matmul::MatmulOps;
-use crate::norm::NormOps;
+use crate::norm::{NormOps, norm_rows};
 use crate::optional::OptionalFloat;
 use crate::reference::prelude::*;
 
@@ -25,8 +25,7 @@ pub(in crate::attention) fn append_rows<B: CachedOps>(
     let [batch, count, width] = new.x.shape().dims();
     let [known, rotated] = new.angles.shape().dims();
     let positions = NewPositions::<B>::new(new.start.clone(), known);
-    let rows = reshape::<B>(new.x, [batch * count, width]);
-    let rows = B::rms_norm(rows, OptionalFloat::Some(new.norm), new.epsilon);
+    let rows = norm_rows::<B>(new.x, OptionalFloat::Some(new.norm), new.epsilon);
     let rows = reshape::<B>(rows, [batch, count, 1, width]);
     let rows = rotate_by_position::<B>(rows, new.angles, new.start, false);
     let rows = reshape::<B>(rows, [batch, count, width]);
@@ -78,13 +77,11 @@ pub(super) struct Prepared<B: CachedOps> {
 
 impl<B: CachedOps> Prepared<B> {
     pub fn new(queries: Queries<B>, window: FloatTensor<B>) -> Self {
-        let [batch, count, heads, width] = queries.x.shape().dims();
+        let count = queries.x.shape()[1];
         let [_, slots, _] = window.shape().dims();
         let positions = NewPositions::<B>::new(queries.start.clone(), queries.angles.shape()[0]);
 
-        let rows = reshape::<B>(queries.x, [batch * count * heads, width]);
-        let rows = B::rms_norm(rows, OptionalFloat::None, queries.epsilon);
-        let rows = reshape::<B>(rows, [batch, count, heads, width]);
+        let rows = norm_rows::<B>(queries.x, OptionalFloat::None, queries.epsilon);
         let (angles, start) = (queries.angles, queries.start);
         let rows = rotate_by_position::<B>(rows, angles.clone(), start.clone(), false);
 

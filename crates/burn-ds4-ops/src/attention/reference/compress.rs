@@ -4,7 +4,7 @@
 use super::positions::{NewPositions, flat, round};
 use crate::attention::args::Compression;
 use crate::attention::rows::{RowOps, rotation};
-use crate::norm::NormOps;
+use crate::norm::{NormOps, norm_rows};
 use crate::optional::OptionalFloat;
 use crate::reference::prelude::*;
 
@@ -122,15 +122,8 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
     }
 
     fn normalize(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
-        let shape = rows.shape();
-        let rows = B::float_reshape(rows, self.flat_rows());
         let weight = OptionalFloat::Some(self.inputs.norm.clone());
-        B::float_reshape(B::rms_norm(rows, weight, self.inputs.epsilon), shape)
-    }
-
-    /// `[batch * blocks, width]`.
-    fn flat_rows(&self) -> Shape {
-        Shape::new([self.batch * self.blocks(), self.width])
+        norm_rows::<B>(rows, weight, self.inputs.epsilon)
     }
 
     fn rotate(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
