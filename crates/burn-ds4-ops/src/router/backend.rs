@@ -30,7 +30,7 @@ operators! {
     fn topk_select(scores: FloatTensor<Self>, k: usize) -> (FloatTensor<Self>, IntTensor<Self>) {
         reference::topk_select::<Self>(scores, k)
     }
-    if launch::can_select(&scores, k) => launch::topk_select(scores, k);
+    if launch::can_select(&scores, k) => launch::select(scores, None, None, k, None);
 
     /// See [`activation_topk`](super::activation_topk).
     #[fusion(meta = |logits, _bias, _padding, k, _scale| routing(logits, *k))]
@@ -45,7 +45,7 @@ operators! {
         reference::activation_topk::<Self>(logits, bias, padding, k, scale)
     }
     if launch::can_select(&logits, k) =>
-        launch::activation_topk(logits, bias.into_option(), padding.into_option(), k, scale);
+        launch::select(logits, bias.into_option(), padding.into_option(), k, Some(scale));
 
     /// See [`hash_route`](super::hash_route).
     #[fusion(meta = |token_ids, table, _logits, _experts, _scale| {

@@ -33,42 +33,23 @@ pub(super) fn can_select(scores: &CubeTensor, k: usize) -> bool {
         && Caps::of(&scores.client).plane().is_some()
 }
 
-pub(super) fn topk_select(scores: CubeTensor, k: usize) -> (CubeTensor, CubeTensor) {
-    let dtype = scores.dtype;
-    select(scores, None, None, k, None, dtype)
-}
-
-pub(super) fn activation_topk(
-    logits: CubeTensor,
-    bias: Option<CubeTensor>,
-    padding: Option<CubeTensor>,
-    k: usize,
-    scale: f64,
-) -> (CubeTensor, CubeTensor) {
-    select(logits, bias, padding, k, Some(scale), DType::F32)
-}
-
 /// Selects by score and returns weights if there is a scale. Otherwise selects by value and returns
 /// values.
-fn select(
+pub(super) fn select(
     rows: CubeTensor,
     bias: Option<CubeTensor>,
     padding: Option<CubeTensor>,
     k: usize,
     scale: Option<f64>,
-    dtype: DType,
 ) -> (CubeTensor, CubeTensor) {
     let rows = with_contiguous_rows(rows);
     let [tokens, columns] = rows.shape().dims();
-    let outputs = (
-        output(&rows, [tokens, k], dtype),
-        output(&rows, [tokens, k], DType::I32),
-    );
+    let dtype = scale.map_or(rows.dtype, |_| DType::F32);
+    let outputs = [dtype, DType::I32].map(|dtype| output(&rows, [tokens, k], dtype));
     let size = vector_size(&rows, MAX_VECTOR);
-    let plane = Caps::of(&rows.client)
-        .plane()
-        .expect("checked by can_select");
-    let fits = Caps::of(&rows.client).fits_shared(HALF_PLANE_BYTES);
+    let caps = Caps::of(&rows.client);
+    let plane = caps.plane().expect("checked by can_select");
+    let fits = caps.fits_shared(HALF_PLANE_BYTES);
     let (lanes, planes) = if tokens < HALF_PLANE_ROWS || columns > HALF_PLANE_COLUMNS || !fits {
         (plane, 1)
     } else if tokens < QUARTER_PLANE_ROWS {
@@ -90,11 +71,10 @@ fn select(
         input,
         bias,
         padding,
-        &outputs,
+        outputs,
         scale.unwrap_or(1.0),
         blueprint,
-    );
-    outputs
+    )
 }
 
 /// The blueprint for rows of `columns` elements in vectors of `size`, with `lanes` lanes for each
@@ -151,13 +131,14 @@ struct SelectInput {
 /// What is written for the rows, as a kernel argument.
 fn selection_arg<O: Float, P: Int>(
     padding: Option<CubeTensor>,
-    (values, ids): &(CubeTensor, CubeTensor),
+    outputs: &[CubeTensor; 2],
     scale: f64,
 ) -> SelectionLaunch<O, P> {
+    let [values, ids] = outputs.clone().map(CubeTensor::into_buffer_arg);
     SelectionLaunch::new(
         optional(padding),
-        values.clone().into_buffer_arg(),
-        ids.clone().into_buffer_arg(),
+        values,
+        ids,
         scale as f32,
         f32::NEG_INFINITY,
     )
@@ -167,11 +148,11 @@ fn launch_select(
     input: SelectInput,
     bias: Option<CubeTensor>,
     padding: Option<CubeTensor>,
-    outputs: &(CubeTensor, CubeTensor),
+    outputs: [CubeTensor; 2],
     scale: f64,
     blueprint: SelectBlueprint,
-) {
-    let (values, _) = outputs;
+) -> (CubeTensor, CubeTensor) {
+    let [values, _] = &outputs;
     let client = values.client.clone();
     let per_cube = (blueprint.plane_rows() * blueprint.planes) as usize;
     let padding_dtype = padding.as_ref().map_or(DType::U32, |padding| padding.dtype);
@@ -192,11 +173,12 @@ fn launch_select(
                 input.partial_vectors,
             ),
             optional(bias),
-            selection_arg(padding, outputs, scale),
+            selection_arg(padding, &outputs, scale),
             blueprint,
             dtypes,
         );
     }
+    outputs.into()
 }
 
 /// The buffer of an optional kernel argument, made contiguous.
@@ -410,10 +392,7 @@ pub(super) fn dense_router(
         mma_dtype,
         target: Caps::of(&client).target,
     };
-    let outputs = (
-        output(&x, [tokens, k], DType::F32),
-        output(&x, [tokens, k], DType::I32),
-    );
+    let outputs = [DType::F32, DType::I32].map(|dtype| output(&x, [tokens, k], dtype));
     let partials = output(&x, [k_splits * tokens, experts], DType::F32);
     let dtypes = [x.dtype, gate.dtype].map(dtype_to_storage_type);
     let (x_vectors, gate_vectors) = (x.meta.strides()[0] / size, gate.meta.strides()[0] / size);
@@ -453,8 +432,7 @@ pub(super) fn dense_router(
         row_vectors: experts / columns_size,
         partial_vectors: tokens * experts / columns_size,
     };
-    launch_select(input, bias, padding, &outputs, scale, selection);
-    outputs
+    launch_select(input, bias, padding, outputs, scale, selection)
 }
 
 /// The fewest tokens of a cube for which all cubes run at once.

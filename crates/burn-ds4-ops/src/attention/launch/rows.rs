@@ -41,38 +41,39 @@ pub(in crate::attention) fn can_rotate_at(
     can_rotate_rows(x, rotated) && i32::try_from(known).is_ok() && is_wide_int(start.dtype)
 }
 
-pub(in crate::attention) fn rotate(x: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> CubeTensor {
-    let rotated = cos.shape()[2];
-    rotate_rows(
-        x,
-        rotated,
-        Angles::Given([cos, sin].map(into_contiguous)),
-        false,
-    )
-}
-
-pub(in crate::attention) fn rotate_at(
-    x: CubeTensor,
-    angles: CubeTensor,
-    start: CubeTensor,
-    inverse: bool,
-) -> CubeTensor {
-    let rotated = angles.shape()[1];
-    rotate_rows(
-        x,
-        rotated,
-        Angles::At(Positions::new(angles, start)),
-        inverse,
-    )
-}
-
 /// Where the kernel finds angles.
-enum Angles {
+pub(in crate::attention) enum Angles {
+    /// Cosines and sines for each position.
     Given([CubeTensor; 2]),
+    /// By position, in the table.
     At(Positions),
 }
 
-fn rotate_rows(x: CubeTensor, rotated: usize, angles: Angles, inverse: bool) -> CubeTensor {
+impl Angles {
+    pub(in crate::attention) fn given(cos: CubeTensor, sin: CubeTensor) -> Self {
+        Self::Given([cos, sin].map(into_contiguous))
+    }
+
+    pub(in crate::attention) fn at(table: CubeTensor, start: CubeTensor) -> Self {
+        Self::At(Positions::new(table, start))
+    }
+
+    fn arg<I: Int>(self) -> RowAnglesLaunch<I> {
+        match self {
+            Self::Given([cos, sin]) => {
+                let given = GivenAnglesLaunch::new(cos.into_buffer_arg(), sin.into_buffer_arg());
+                RowAnglesLaunch::new(Some(given).into(), None.into())
+            }
+            Self::At(positions) => RowAnglesLaunch::new(None.into(), Some(positions.arg()).into()),
+        }
+    }
+}
+
+pub(in crate::attention) fn rotate(x: CubeTensor, angles: Angles, inverse: bool) -> CubeTensor {
+    let (start_dtype, table, rotated) = match &angles {
+        Angles::Given([cos, _]) => (DType::I32, cos, cos.shape()[2]),
+        Angles::At(Positions { start, angles }) => (start.dtype, angles, angles.shape()[1]),
+    };
     let size = vector(&x, rotated).expect("checked by can_rotate");
     let x = with_vectors(x, size);
     let client = x.client.clone();
@@ -83,10 +84,6 @@ fn rotate_rows(x: CubeTensor, rotated: usize, angles: Angles, inverse: bool) -> 
     let unrotated = (width - rotated) / size;
     let strides = slot_strides(&x, size);
     let result = output(&x, shape, x.dtype);
-    let (start_dtype, table) = match &angles {
-        Angles::Given([cos, _]) => (DType::I32, cos),
-        Angles::At(positions) => (positions.start.dtype, &positions.angles),
-    };
     let dtypes = [x.dtype, start_dtype].map(dtype_to_storage_type);
     let address = address_type([&x, &result, table]);
     // SAFETY: units past the last vector read and write nothing; positions past the table are read
@@ -107,18 +104,6 @@ fn rotate_rows(x: CubeTensor, rotated: usize, angles: Angles, inverse: bool) -> 
         );
     }
     result
-}
-
-impl Angles {
-    fn arg<I: Int>(self) -> RowAnglesLaunch<I> {
-        match self {
-            Self::Given([cos, sin]) => {
-                let given = GivenAnglesLaunch::new(cos.into_buffer_arg(), sin.into_buffer_arg());
-                RowAnglesLaunch::new(Some(given).into(), None.into())
-            }
-            Self::At(positions) => RowAnglesLaunch::new(None.into(), Some(positions.arg()).into()),
-        }
-    }
 }
 
 pub(in crate::attention) fn pool(values: CubeTensor, scores: CubeTensor) -> CubeTensor {

@@ -9,7 +9,7 @@ use crate::attention::options::WindowLayout;
 use crate::launching::prelude::*;
 
 /// The positions at which sequences start, and the table of the angles of all positions.
-pub(super) struct Positions {
+pub(in crate::attention) struct Positions {
     pub angles: CubeTensor,
     pub start: CubeTensor,
 }

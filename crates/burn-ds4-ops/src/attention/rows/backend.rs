@@ -18,7 +18,7 @@ operators! {
     ) -> FloatTensor<Self> {
         reference::rotate::<Self>(x, cos, sin)
     }
-    if launch::can_rotate(&x, &cos) => launch::rotate(x, cos, sin);
+    if launch::can_rotate(&x, &cos) => launch::rotate(x, launch::Angles::given(cos, sin), false);
 
     /// See [`rotate_at`](super::rotate_at).
     #[fusion(meta = |x, _angles, _start, _inverse| like(x))]
@@ -30,7 +30,8 @@ operators! {
     ) -> FloatTensor<Self> {
         reference::rotate_at::<Self>(x, angles, start, inverse)
     }
-    if launch::can_rotate_at(&x, &angles, &start) => launch::rotate_at(x, angles, start, inverse);
+    if launch::can_rotate_at(&x, &angles, &start) =>
+        launch::rotate(x, launch::Angles::at(angles, start), inverse);
 
     /// See [`pool`](super::pool).
     #[fusion(meta = |values, _scores| {
