@@ -1,7 +1,7 @@
 //! The two stages in plain tensor operations.
 
 use super::args::HeadTensors;
-use crate::matmul::{INVARIANT_ROWS, MatmulOps};
+use crate::matmul::{MatmulOps, multiply_one};
 use crate::optional::OptionalInt;
 use crate::reference::prelude::*;
 use crate::topk::{self, CausalWindow, TopkOps};
@@ -21,7 +21,7 @@ pub(super) fn clusters<B: MatmulOps + TopkOps>(
         let all = int_reshape::<B>(head.clusters, [1, clusters]);
         return B::int_expand(all, [tokens, clusters].into());
     }
-    let mut scores = B::small_m_matmul(h, head.centroids, FloatDType::F32, INVARIANT_ROWS);
+    let mut scores = multiply_one::<B>(h, head.centroids, FloatDType::F32);
     if let Some(uniform) = uniform {
         let norms = reshape::<B>(head.norms, [1, clusters]);
         let norms = B::float_expand(norms, [tokens, clusters].into());
@@ -105,7 +105,7 @@ pub(super) fn candidates<B: MatmulOps>(
         let rows = int_slice::<B>(rows.clone(), 0, token..token + 1);
         let rows = int_reshape::<B>(rows, [count]);
         let weight = B::float_select(head.weight.clone(), 0, rows);
-        B::small_m_matmul(h, weight, FloatDType::F32, INVARIANT_ROWS)
+        multiply_one::<B>(h, weight, FloatDType::F32)
     });
     let logits = B::float_cat(logits.collect(), 0);
     let padding = B::int_lower_elem(ids.clone(), 0.into(), mask_dtype);

@@ -2,7 +2,7 @@
 //! are the default bodies of the operators' backend trait.
 
 use super::args::{Mix, Sinkhorn};
-use crate::matmul::{INVARIANT_ROWS, MatmulOps};
+use crate::matmul::{MatmulOps, multiply_one};
 use crate::norm::NormOps;
 use crate::optional::OptionalFloat;
 use crate::reference::prelude::*;
@@ -82,7 +82,7 @@ fn mixes<B: MatmulOps>(mix: &Mix<B>, norm_epsilon: f64) -> FloatTensor<B> {
     let [tokens, n, d] = mix.streams.shape().dims();
     let flat = reshape::<B>(mix.streams.clone(), [tokens, n * d]);
     let function = mix.function.clone();
-    let projected = B::small_m_matmul(flat.clone(), function, FloatDType::F32, INVARIANT_ROWS);
+    let projected = multiply_one::<B>(flat.clone(), function, FloatDType::F32);
     let flat = as_f32::<B>(flat);
     let mean = B::float_mean_dim(B::float_mul(flat.clone(), flat), 1);
     let rms = B::float_sqrt(B::float_add_scalar(mean, norm_epsilon.into()));

@@ -28,27 +28,18 @@ pub trait MatmulOps: Backend {
         Self::float_matmul(lhs, rhs)
     }
 
-    /// See [`small_m_matmul`](super::small_m_matmul); `x` is `[rows, in]`.
-    #[fusion(dtype = (*dtype).into(), shape = [x[0], weight[0]].into())]
+    /// See [`small_m_matmul_group`](super::small_m_matmul_group); `x` is `[rows, in]`. The
+    /// `weights` have one dtype; there is one product for each, in their order.
+    #[fusion(meta = |x, weights, dtype, _invariant_rows| fusion::group(x, weights, *dtype))]
     fn small_m_matmul(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        dtype: FloatDType,
-        invariant_rows: usize,
-    ) -> FloatTensor<Self> {
-        reference::small_m_matmul::<Self>(x, weight, dtype, invariant_rows, Self::precise_matmul)
-    }
-
-    /// See [`small_m_matmul_group`](super::small_m_matmul_group), for at most as many rows as are
-    /// invariant. The `weights` have one dtype; there is one product for each, in their order.
-    #[fusion(meta = |x, weights, dtype| fusion::group(x, weights, *dtype))]
-    fn small_m_matmul_group(
         x: FloatTensor<Self>,
         #[extension_type] weights: TensorList<Self>,
         dtype: FloatDType,
+        invariant_rows: usize,
     ) -> TensorList<Self> {
-        let invariant = x.shape()[0].max(INVARIANT_ROWS);
-        weights.map(|weight| Self::small_m_matmul(x.clone(), weight, dtype, invariant))
+        weights.map(|weight| {
+            reference::small_m_matmul::<Self>(x.clone(), weight, dtype, invariant_rows)
+        })
     }
 }
 
@@ -82,24 +73,11 @@ impl MatmulOps for burn_cubecl::CubeBackend {
 
     fn small_m_matmul(
         x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        dtype: FloatDType,
-        invariant_rows: usize,
-    ) -> FloatTensor<Self> {
-        super::launch::small_m_matmul(x, weight, dtype.into(), invariant_rows)
-    }
-
-    fn small_m_matmul_group(
-        x: FloatTensor<Self>,
         weights: TensorList<Self>,
         dtype: FloatDType,
+        invariant_rows: usize,
     ) -> TensorList<Self> {
-        let weights = weights.into_vec();
-        if weights.is_empty() {
-            return TensorList::Zero;
-        }
-        let products = super::launch::small_m_matmul_group(x, &weights, dtype.into());
-        TensorList::new(products).expect("as many as weights")
+        super::launch::small_m_matmul(x, weights, dtype.into(), invariant_rows)
     }
 }
 

@@ -2,8 +2,10 @@
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
+use super::TensorList;
 use crate::gemm::launch::dense::{ListOutput, MatrixList};
 use crate::gemm::launch::library::linear;
 use crate::launching::output;
@@ -14,37 +16,38 @@ const NARROW_HEIGHT: usize = 64;
 /// Rows of `x` for which that kernel has cubes.
 const MAX_NARROW_ROWS: usize = 1 << 19;
 
-/// `x · weightᵀ` in `dtype`, row-invariant up to `invariant_rows`.
+/// `x · weightᵀ` in `dtype` for each of some weights of one dtype, row-invariant up to
+/// `invariant_rows`.
 pub(super) fn small_m_matmul(
     x: CubeTensor,
-    weight: CubeTensor,
+    weights: TensorList<CubeBackend>,
     dtype: DType,
     invariant_rows: usize,
-) -> CubeTensor {
+) -> TensorList<CubeBackend> {
     let [rows, _] = x.shape().dims();
-    let [height, _] = weight.shape().dims();
-    let group = MatrixList::of(&weight);
+    match weights {
+        TensorList::Zero => TensorList::Zero,
+        TensorList::One(weight) => TensorList::One(product(x, weight, dtype, invariant_rows)),
+        weights if rows > invariant_rows => {
+            weights.map(|weight| product(x.clone(), weight, dtype, invariant_rows))
+        }
+        weights => {
+            let weights = weights.into_vec();
+            let results = ListOutput::new(&x, &weights, dtype);
+            results.list(&weights).launch(x, &results.all);
+            results.into_products(&weights)
+        }
+    }
+}
+
+fn product(x: CubeTensor, weight: CubeTensor, dtype: DType, invariant_rows: usize) -> CubeTensor {
+    let ([rows, _], [height, _]) = (x.shape().dims(), weight.shape().dims());
+    let list = MatrixList::of(&weight);
     let narrow = weight.dtype == DType::F32 && height <= NARROW_HEIGHT && rows <= MAX_NARROW_ROWS;
-    if rows > invariant_rows && !narrow && !group.streams(&x) {
+    if rows > invariant_rows && !narrow && !list.streams(&x) {
         return linear(x, weight, dtype);
     }
     let result = output(&x, [rows, height], dtype);
-    group.launch(x, &result);
+    list.launch(x, &result);
     result
-}
-
-/// The products of `x` with each of some weights of one dtype.
-pub(super) fn small_m_matmul_group(
-    x: CubeTensor,
-    weights: &[CubeTensor],
-    dtype: DType,
-) -> Vec<CubeTensor> {
-    let results = ListOutput::new(&x, weights, dtype);
-    let group = MatrixList {
-        weights,
-        starts: &results.starts,
-        picks: None,
-    };
-    group.launch(x, &results.all);
-    results.into_products(weights)
 }

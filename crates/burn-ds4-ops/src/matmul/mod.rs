@@ -22,7 +22,9 @@ pub(crate) use backend::MatmulOps;
 #[cfg(feature = "fusion")]
 pub(crate) use backend::fusion;
 pub use small_m::{MAX_INVARIANT_ROWS, SmallMOptions, small_m_matmul, small_m_matmul_group};
-pub(crate) use small_m::{check, into_rows, list_products, of_shape, output_dtype, tensor_list};
+pub(crate) use small_m::{
+    check, into_rows, list_products, multiply_one, of_shape, output_dtype, tensor_list,
+};
 #[cfg(feature = "fusion")]
 pub(crate) use tensor_list::TensorListMetadata;
 pub(crate) use tensor_list::{MAX_LIST, TensorList};

@@ -2,24 +2,24 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::FloatDType;
 
+use super::MatmulOps;
 use crate::reference::slice;
 
-/// `x · weightᵀ` in f32, cast to `dtype`, by a `product` of two matrices.
-pub(super) fn small_m_matmul<B: Backend>(
+/// `x · weightᵀ` in f32, cast to `dtype`.
+pub(super) fn small_m_matmul<B: MatmulOps>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     dtype: FloatDType,
     invariant_rows: usize,
-    product: impl Fn(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
     let [rows, _] = x.shape().dims();
     let x = B::float_cast(x, FloatDType::F32);
     let weight = B::float_transpose(B::float_cast(weight, FloatDType::F32));
     let result = if rows > invariant_rows {
-        product(x, weight)
+        B::precise_matmul(x, weight)
     } else {
         // A device's own product may order its sums by the number of rows.
-        one_by_one::<B>(x, |row| product(row, weight.clone()))
+        one_by_one::<B>(x, |row| B::precise_matmul(row, weight.clone()))
     };
     B::float_cast(result, dtype)
 }

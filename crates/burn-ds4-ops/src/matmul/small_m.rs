@@ -2,7 +2,7 @@
 
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::MatmulOps;
 use super::tensor_list::{MAX_LIST, TensorList};
@@ -83,8 +83,8 @@ pub fn small_m_matmul<const D: usize>(
     weight: Tensor<2>,
     options: SmallMOptions,
 ) -> Result<Tensor<D>, OpError> {
-    check(&x, ("weight", std::slice::from_ref(&weight)), options)?;
-    Ok(multiply(x, weight, options))
+    let mut products = small_m_matmul_group(x, &[weight], options)?;
+    Ok(products.remove(0))
 }
 
 /// [`small_m_matmul`] of one `x` by several weights: a result for each, with the same bits.
@@ -118,35 +118,42 @@ pub fn small_m_matmul_group<const D: usize>(
     options: SmallMOptions,
 ) -> Result<Vec<Tensor<D>>, OpError> {
     check(&x, ("weight", weights), options)?;
-    let shape = x.dims();
-    let [rows, columns] = [shape[..D - 1].iter().product(), shape[D - 1]];
     let dtype = output_dtype(&x, options);
-    let mut products = vec![None; weights.len()];
+    let mut shape = x.dims();
+    let columns = shape[D - 1];
+    let empty = weights.iter().map(|weight| {
+        shape[D - 1] = weight.dims()[0];
+        let nothing = columns == 0 || shape.contains(&0);
+        nothing.then(|| Tensor::zeros(shape, (&x.device(), dtype)))
+    });
+    let mut products: Vec<Option<Tensor<D>>> = empty.collect();
     for of in [DType::F32, DType::F16, DType::BF16] {
-        let wanted = |weight: &Tensor<2>| weight.dtype() == of && weight.dims()[0] > 0;
-        let group: Vec<_> = (0..weights.len())
-            .filter(|index| wanted(&weights[*index]))
-            .collect();
-        if rows == 0 || rows > options.invariant_rows || columns == 0 {
-            continue;
-        }
-        for group in group.chunks(MAX_LIST) {
-            let some: Vec<_> = group.iter().map(|index| weights[*index].clone()).collect();
-            let of_group = Dispatch::small_m_matmul_group(
+        let is_one = |at: &usize| products[*at].is_none() && weights[*at].dtype() == of;
+        let all: Vec<usize> = (0..weights.len()).filter(is_one).collect();
+        for some in all.chunks(MAX_LIST) {
+            let list: Vec<_> = some.iter().map(|at| weights[*at].clone()).collect();
+            let of_list = Dispatch::small_m_matmul(
                 into_rows(x.clone()),
-                tensor_list(&some),
+                tensor_list(&list),
                 dtype.into(),
+                options.invariant_rows,
             );
-            for (index, product) in group.iter().zip(list_products(of_group, shape)) {
-                products[*index] = Some(product);
+            for (at, product) in some.iter().zip(list_products(of_list, x.dims())) {
+                products[*at] = Some(product);
             }
         }
     }
-    let alone = |weight: &Tensor<2>| multiply(x.clone(), weight.clone(), options);
-    let products = products.into_iter().zip(weights);
-    Ok(products
-        .map(|(product, weight)| product.unwrap_or_else(|| alone(weight)))
-        .collect())
+    Ok(products.into_iter().flatten().collect())
+}
+
+/// `x · weightᵀ` in `dtype` for the rows `[rows, in]` of `x`.
+pub(crate) fn multiply_one<B: MatmulOps>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    let products = B::small_m_matmul(x, TensorList::One(weight), dtype, INVARIANT_ROWS);
+    products.into_vec().remove(0)
 }
 
 /// Weights, at most [`MAX_LIST`], as backends take them.
@@ -209,21 +216,4 @@ pub(crate) fn check<const D: usize>(
         expect_device(argument, &weight.device(), "x", &x.device())?;
     }
     Ok(())
-}
-
-fn multiply<const D: usize>(x: Tensor<D>, weight: Tensor<2>, options: SmallMOptions) -> Tensor<D> {
-    let [out, columns] = weight.dims();
-    let dtype = output_dtype(&x, options);
-    let mut shape = x.dims();
-    shape[D - 1] = out;
-    if columns == 0 || shape.contains(&0) {
-        return Tensor::zeros(shape, (&x.device(), dtype));
-    }
-    let product = Dispatch::small_m_matmul(
-        into_rows(x),
-        weight.into_dispatch(),
-        dtype.into(),
-        options.invariant_rows,
-    );
-    of_shape(product, shape)
 }

@@ -9,7 +9,7 @@ use burn::tensor::{IndexingUpdateOp, TensorData, read_sync};
 
 use super::args::PackedExperts;
 #[cfg(feature = "flex")]
-use crate::quant::Activations;
+use crate::quant::{Activations, linear};
 use crate::quant::{FP8_BLOCK, PackedWeights, QuantOps};
 use crate::reference::{bool_dtype, slice};
 use crate::roundtrip::SmallFloat;
@@ -165,7 +165,7 @@ fn per_expert<B: QuantOps>(
             let to = from + pairs.len();
             let rows = slice::<B>(x.clone(), 0, from..to);
             let exact = Activations::Exact;
-            outputs.push(B::quant_linear(rows, matrices.one(expert), exact));
+            outputs.push(linear::<B>(rows, matrices.one(expert), exact));
             from = to;
         }
     }

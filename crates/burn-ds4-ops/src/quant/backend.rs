@@ -7,10 +7,7 @@ use super::args::{Activations, LinearProducts, PackedWeights};
 #[cfg(feature = "cube")]
 use super::launch;
 use super::reference;
-use crate::gemm::FP8_BLOCK;
-#[cfg(feature = "cube")]
-use crate::matmul::INVARIANT_ROWS;
-use crate::matmul::{MatmulOps, TensorList};
+use crate::matmul::{INVARIANT_ROWS, MatmulOps, TensorList};
 use crate::roundtrip::SmallFloat;
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the
@@ -39,14 +36,15 @@ pub trait QuantOps: MatmulOps {
         reference::roundtrip::<Self>(x, block, to)
     }
 
-    /// See [`quant_linear`](super::quant_linear); `x` is `[rows, in]`.
-    #[fusion(meta = |x, weights, _activations| fusion::product(x, weights))]
-    fn quant_linear(
+    /// See [`grouped_linear`](super::grouped_linear), and [`quant_linear`](super::quant_linear) for
+    /// one group; `x` is `[tokens, groups, in]`.
+    #[fusion(meta = |x, weights, _activations| fusion::products(x, weights))]
+    fn grouped_linear(
         x: FloatTensor<Self>,
         #[extension_type] weights: PackedWeights<Self>,
         activations: Activations,
     ) -> FloatTensor<Self> {
-        reference::quant_linear::<Self>(input::<Self>(x, activations), weights)
+        reference::grouped_linear::<Self>(x, weights, activations)
     }
 
     /// See [`quant_linear_pair`](super::quant_linear_pair) and
@@ -64,33 +62,14 @@ pub trait QuantOps: MatmulOps {
         activations: Activations,
         dtype: FloatDType,
     ) -> LinearProducts<Self> {
-        let dense = Self::small_m_matmul_group(x.clone(), dense, dtype);
+        let dense = Self::small_m_matmul(x.clone(), dense, dtype, INVARIANT_ROWS);
         // The rows are rounded once.
-        let (x, exact) = (input::<Self>(x, activations), Activations::Exact);
+        let (x, exact) = (reference::input::<Self>(x, activations), Activations::Exact);
         LinearProducts {
-            first: Self::quant_linear(x.clone(), first, exact),
-            second: Self::quant_linear(x, second, exact),
+            first: reference::linear::<Self>(x.clone(), first, exact),
+            second: reference::linear::<Self>(x, second, exact),
             dense,
         }
-    }
-
-    /// See [`grouped_linear`](super::grouped_linear); `x` is `[tokens, groups, in]`.
-    #[fusion(meta = |x, weights, _activations| fusion::products(x, weights))]
-    fn grouped_linear(
-        x: FloatTensor<Self>,
-        #[extension_type] weights: PackedWeights<Self>,
-        activations: Activations,
-    ) -> FloatTensor<Self> {
-        let product = |x, one| Self::quant_linear(x, one, activations);
-        reference::grouped_linear::<Self>(x, &weights, product)
-    }
-}
-
-/// Rows of `x` as products take them.
-fn input<B: QuantOps>(x: FloatTensor<B>, activations: Activations) -> FloatTensor<B> {
-    match activations {
-        Activations::Exact => x,
-        Activations::Released => B::roundtrip(x, FP8_BLOCK, SmallFloat::Fp8),
     }
 }
 
@@ -103,29 +82,13 @@ impl QuantOps for burn_cubecl::CubeBackend {
         launch::roundtrip(x, block, to)
     }
 
-    fn quant_linear(
+    fn grouped_linear(
         x: FloatTensor<Self>,
         weights: PackedWeights<Self>,
         activations: Activations,
     ) -> FloatTensor<Self> {
-        use burn::backend::ops::FloatTensorOps;
-        use burn::tensor::Shape;
-
-        if let PackedWeights::Dense { values } = &weights
-            && x.shape()[0] <= INVARIANT_ROWS
-        {
-            let [_, out, columns] = weights.dims();
-            let values = Self::float_reshape(values.clone(), Shape::new([out, columns]));
-            let dtype = x.dtype().into();
-            let x = input::<Self>(x, activations);
-            return Self::small_m_matmul(x, values, dtype, INVARIANT_ROWS);
-        }
-        let matrix = weights.clone().into();
-        if launch::can_multiply_rows(&x, &matrix) {
-            launch::multiply_rows(x, matrix, activations)
-        } else {
-            reference::quant_linear::<Self>(input::<Self>(x, activations), weights)
-        }
+        launch::grouped_linear(&x, &weights, activations)
+            .unwrap_or_else(|| reference::grouped_linear::<Self>(x, weights, activations))
     }
 
     fn quant_linear_group(
@@ -146,29 +109,17 @@ impl QuantOps for burn_cubecl::CubeBackend {
                 return products;
             }
         }
-        let dense = Self::small_m_matmul_group(x.clone(), dense, dtype);
+        let dense = Self::small_m_matmul(x.clone(), dense, dtype, INVARIANT_ROWS);
         let products = launch::multiply_both(&x, matrices(), activations);
         // Each rounds for itself, since what FP8 tensor cores multiply is not rounded rows.
-        let [first, second] = products
-            .unwrap_or_else(|| packed.map(|one| Self::quant_linear(x.clone(), one, activations)));
+        let [first, second] = products.unwrap_or_else(|| {
+            packed.map(|one| reference::linear::<Self>(x.clone(), one, activations))
+        });
         LinearProducts {
             first,
             second,
             dense,
         }
-    }
-
-    fn grouped_linear(
-        x: FloatTensor<Self>,
-        weights: PackedWeights<Self>,
-        activations: Activations,
-    ) -> FloatTensor<Self> {
-        let matrices = weights.clone().into();
-        if launch::can_multiply_groups(&x, &matrices) {
-            return launch::multiply_groups(x, matrices, activations);
-        }
-        let product = |x, one| Self::quant_linear(x, one, activations);
-        reference::grouped_linear::<Self>(x, &weights, product)
     }
 }
 

@@ -9,14 +9,13 @@ use super::args::{Activations, LinearProducts, PackedWeights};
 use super::reference;
 use crate::caps::Caps;
 use crate::gemm::kernel::WeightFormat;
-use crate::gemm::launch::dense::{ListOutput, MatrixList};
+use crate::gemm::launch::dense::ListOutput;
 use crate::gemm::launch::{
     Grouping, LargeM, LargeMTiles, LinearGroup, LinearGroupBlueprint, Portable, Role, SMALL_M_ROWS,
     StreamBlueprint, StreamProblem, can_multiply, has_tiles, launch_stream, quantize,
 };
 use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{aligned, elements_view, narrow, output};
-use crate::matmul::TensorList;
 use crate::roundtrip::SmallFloat;
 use crate::roundtrip::launch::{can_round, round};
 
@@ -74,36 +73,45 @@ fn input(x: CubeTensor, activations: Activations) -> CubeTensor {
     }
 }
 
-/// Whether there is a kernel for a product, and the matrix product of floats is not faster.
-pub(super) fn can_multiply_rows(x: &CubeTensor, matrix: &Matrices) -> bool {
-    let faster = matrix.format != WeightFormat::Dense || has_tiles(x, [matrix]);
-    faster && can_multiply(x, [matrix])
-}
-
-/// `x · Wᵀ` for the one matrix of a stack, in the dtype of `x`.
-pub(super) fn multiply_rows(
-    x: CubeTensor,
-    matrix: Matrices,
+/// The channels of each group of `[tokens, groups, in]` by its own matrix, in the dtype of `x`.
+/// `None` where there is no kernel, or other products are faster.
+pub(super) fn grouped_linear(
+    x: &CubeTensor,
+    weights: &PackedWeights<CubeBackend>,
     activations: Activations,
-) -> CubeTensor {
-    let matrix = &matrix.contiguous();
-    let [rows, _] = x.shape().dims();
-    if rows <= MAX_ROWS {
-        return multiply_rows_of(x, matrix, activations);
+) -> Option<CubeTensor> {
+    let matrices = Matrices::from(weights.clone());
+    let [tokens, groups, columns] = x.shape().dims();
+    let tiles = has_tiles(x, [&matrices]);
+    let possible = match matrices.format {
+        WeightFormat::Dense => tiles && groups == 1 && tokens > SMALL_M_ROWS,
+        _ => tiles || groups == 1,
+    };
+    if !possible || groups > MAX_ROWS || !can_multiply(x, [&matrices]) {
+        return None;
     }
-    let firsts = (0..rows).step_by(MAX_ROWS);
-    let products = firsts.map(|first| {
-        let count = MAX_ROWS.min(rows - first);
-        multiply_rows_of(narrow(&x, first, count), matrix, activations)
+    let matrices = &matrices.contiguous();
+    let x = CubeBackend::float_reshape(x.clone(), [tokens * groups, columns].into());
+    let most = MAX_ROWS / groups;
+    let products = (0..tokens).step_by(most).map(|first| {
+        let count = most.min(tokens - first);
+        let x = narrow(&x, first * groups, count * groups);
+        let product = match tiles {
+            true => multiply_tiles(x, matrices, count, activations),
+            false => multiply_plain(x, matrices, activations),
+        };
+        CubeBackend::float_reshape(product, [count, groups, matrices.rows].into())
     });
-    CubeBackend::float_cat(products.collect(), 0)
+    let mut products: Vec<_> = products.collect();
+    match products.len() {
+        1 => products.pop(),
+        _ => Some(CubeBackend::float_cat(products, 0)),
+    }
 }
 
-fn multiply_rows_of(x: CubeTensor, matrix: &Matrices, activations: Activations) -> CubeTensor {
+/// `x · Wᵀ` for one matrix, on any device.
+fn multiply_plain(x: CubeTensor, matrix: &Matrices, activations: Activations) -> CubeTensor {
     let [rows, _] = x.shape().dims();
-    if has_tiles(&x, [matrix]) {
-        return multiply_tiles(x, matrix, rows, activations);
-    }
     let x = aligned(input(x, activations));
     let result = output(&x, [rows, matrix.rows], x.dtype);
     Portable {
@@ -199,7 +207,7 @@ fn blueprint(x: &CubeTensor, matrices: &Matrices, rows: usize) -> Option<StreamB
 /// compiled, if they can be one launch.
 ///
 /// The split of K depends on the format, the columns and `x`, which both products share, so each
-/// has the bits of [`multiply_rows`].
+/// has the bits of [`grouped_linear`].
 fn packed_blueprint(
     x: &CubeTensor,
     [first, second]: &[Matrices; 2],
@@ -281,11 +289,7 @@ pub(super) fn multiply_group(
     LinearGroup {
         x: &both.x,
         packed: both.problems(blueprint.packed),
-        dense: MatrixList {
-            weights: &weights,
-            starts: &results.starts,
-            picks: None,
-        },
+        dense: results.list(&weights),
         output: &results.all,
     }
     .launch(blueprint);
@@ -293,28 +297,6 @@ pub(super) fn multiply_group(
     Some(LinearProducts {
         first,
         second,
-        dense: TensorList::new(results.into_products(&weights)).expect("as many as weights"),
+        dense: results.into_products(&weights),
     })
-}
-
-/// Whether there is a kernel for linear maps by groups.
-pub(super) fn can_multiply_groups(x: &CubeTensor, matrices: &Matrices) -> bool {
-    let [tokens, groups, _] = x.shape().dims();
-    matrices.format != WeightFormat::Dense
-        && tokens * groups <= MAX_ROWS
-        && can_multiply(x, [matrices])
-        && has_tiles(x, [matrices])
-}
-
-/// Multiplies the channels of each group by its own matrix: `[tokens, groups, out]`.
-pub(super) fn multiply_groups(
-    x: CubeTensor,
-    matrices: Matrices,
-    activations: Activations,
-) -> CubeTensor {
-    let [tokens, groups, columns] = x.shape().dims();
-    let rows = CubeBackend::float_reshape(x, [tokens * groups, columns].into());
-    let shape = [tokens, groups, matrices.rows].into();
-    let result = multiply_tiles(rows, &matrices.contiguous(), tokens, activations);
-    CubeBackend::float_reshape(result, shape)
 }

@@ -1,10 +1,8 @@
 //! Linear maps by dense and packed weights.
 
 use burn::backend::Dispatch;
-use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 
-use super::args::{Activations, PackedWeights};
 use super::backend::QuantOps;
 use super::weights::Weights;
 use crate::OpError;
@@ -63,7 +61,8 @@ pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<T
     if count != 1 {
         return Err(invalid("number of matrices in weights", "1", count));
     }
-    multiply::<D, 2>(x, weights, Dispatch::quant_linear)
+    let shape = x.dims();
+    multiply(x, weights, shape)
 }
 
 /// Multiplies one `x` by two matrices: the results of [`quant_linear`] for each, with the same
@@ -124,7 +123,7 @@ pub fn quant_linear_pair<const D: usize>(
 /// - output: `[.., out]` for each of `weights`, in the dtype of `x`, and for each of `dense`, in
 ///   the dtype of `x` or in `F32`
 ///
-/// Rounded [`Activations`] concern the products with `weights` alone.
+/// Rounded [`Activations`](super::Activations) concern the products with `weights` alone.
 ///
 /// # Kernels
 ///
@@ -243,36 +242,32 @@ pub fn grouped_linear<const D: usize>(
 ) -> Result<Tensor<D>, OpError> {
     const { assert!(D >= 2, "x must have a dimension of groups") };
     expect_float("x", &x)?;
-    multiply::<D, 3>(x, weights, Dispatch::grouped_linear)
+    let mut shape = x.dims();
+    [shape[D - 2], _, _] = weights.dims();
+    multiply(x, weights, shape)
 }
 
-/// Multiplies by a linear map of backends, whose `x` is `[rows, in]` or `[tokens, groups, in]`.
-fn multiply<const D: usize, const N: usize>(
+/// Multiplies by the linear maps of groups, where all but the last number of `shape` are those that
+/// `x` should have.
+fn multiply<const D: usize>(
     x: Tensor<D>,
     weights: &Weights,
-    map: fn(FloatTensor<Dispatch>, PackedWeights<Dispatch>, Activations) -> FloatTensor<Dispatch>,
+    mut shape: [usize; D],
 ) -> Result<Tensor<D>, OpError> {
     let [groups, out, columns] = weights.dims();
-    let mut shape = x.dims();
-    if N == 3 {
-        shape[D - 2] = groups;
-    }
     shape[D - 1] = columns;
     expect_shape("x", x.dims(), shape)?;
     expect_device("weights", &weights.device(), "x", &x.device())?;
-    let mut rows = [columns; N];
-    let (outer, inner) = shape.split_at(D + 1 - N);
-    rows[0] = outer.iter().product();
-    rows[1..].copy_from_slice(inner);
+    let all: usize = shape.iter().product();
     shape[D - 1] = out;
-    if columns == 0 || shape.contains(&0) {
+    if all == 0 || out == 0 {
         return Ok(Tensor::zeros(shape, (&x.device(), x.dtype())));
     }
-    let x: Tensor<N> = x.reshape(rows);
-    let y = map(
+    let x: Tensor<3> = x.reshape([all / (groups * columns), groups, columns]);
+    let y = Dispatch::grouped_linear(
         x.into_dispatch(),
         weights.clone().into(),
         weights.activations(),
     );
-    Ok(Tensor::<N>::from_dispatch(y).reshape(shape))
+    Ok(Tensor::<3>::from_dispatch(y).reshape(shape))
 }

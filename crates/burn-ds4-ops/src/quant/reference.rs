@@ -5,9 +5,10 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, TensorData};
 
-use super::args::{FP4_BLOCK, PackedWeights};
+use super::QuantOps;
+use super::args::{Activations, FP4_BLOCK, PackedWeights};
 use crate::gemm::{FP8_BLOCK, Fp4Layout};
-use crate::matmul::{INVARIANT_ROWS, MatmulOps};
+use crate::matmul::{INVARIANT_ROWS, multiply_one};
 use crate::reference::slice;
 use crate::roundtrip::reference::roundtrip as rounded;
 use crate::roundtrip::{SmallFloat, power_of_two};
@@ -83,33 +84,54 @@ pub(super) fn roundtrip<B: Backend>(
     B::float_cast(rounded::<B>(x, block, &to.format()), dtype)
 }
 
-/// `x · weightᵀ` for the one matrix of `weights`.
-pub(super) fn quant_linear<B: MatmulOps>(
+/// The linear maps of the groups of `[tokens, groups, in]`, one after the other.
+pub(super) fn grouped_linear<B: QuantOps>(
     x: FloatTensor<B>,
     weights: PackedWeights<B>,
-) -> FloatTensor<B> {
-    let [_, out, columns] = weights.dims();
-    let dtype = x.dtype().into();
-    let weight = B::float_reshape(dequantize::<B>(weights, dtype), Shape::new([out, columns]));
-    B::small_m_matmul(x, weight, dtype, INVARIANT_ROWS)
-}
-
-/// The linear maps of the groups of `[tokens, groups, in]`, one after the other: `product`
-/// multiplies rows by one matrix, and is row-invariant for small M.
-pub(super) fn grouped_linear<B: Backend>(
-    x: FloatTensor<B>,
-    weights: &PackedWeights<B>,
-    product: impl Fn(FloatTensor<B>, PackedWeights<B>) -> FloatTensor<B>,
+    activations: Activations,
 ) -> FloatTensor<B> {
     let [tokens, groups, columns] = x.shape().dims();
     let [_, out, _] = weights.dims();
-    let products = (0..groups).map(|group| {
-        let x = slice::<B>(x.clone(), 1, group..group + 1);
-        let x = B::float_reshape(x, Shape::new([tokens, columns]));
-        let product = product(x, weights.one(group));
-        B::float_reshape(product, Shape::new([tokens, 1, out]))
-    });
-    B::float_cat(products.collect(), 1)
+    if groups > 1 {
+        let products = (0..groups).map(|group| {
+            let x = slice::<B>(x.clone(), 1, group..group + 1);
+            B::grouped_linear(x, weights.one(group), activations)
+        });
+        return B::float_cat(products.collect(), 1);
+    }
+    let dtype = x.dtype().into();
+    let x = input::<B>(
+        B::float_reshape(x, Shape::new([tokens, columns])),
+        activations,
+    );
+    let weight = match weights {
+        // The product of few rows rounds neither operand.
+        PackedWeights::Dense { values } if tokens <= INVARIANT_ROWS => values,
+        weights => dequantize::<B>(weights, dtype),
+    };
+    let weight = B::float_reshape(weight, Shape::new([out, columns]));
+    let product = multiply_one::<B>(x, weight, dtype);
+    B::float_reshape(product, Shape::new([tokens, 1, out]))
+}
+
+/// Rows of `x` as products take them.
+pub(super) fn input<B: QuantOps>(x: FloatTensor<B>, activations: Activations) -> FloatTensor<B> {
+    match activations {
+        Activations::Exact => x,
+        Activations::Released => B::roundtrip(x, FP8_BLOCK, SmallFloat::Fp8),
+    }
+}
+
+/// The linear map of the rows `[rows, in]` of `x` by the one matrix of `weights`.
+pub(crate) fn linear<B: QuantOps>(
+    x: FloatTensor<B>,
+    weights: PackedWeights<B>,
+    activations: Activations,
+) -> FloatTensor<B> {
+    let ([rows, columns], [_, out, _]) = (x.shape().dims(), weights.dims());
+    let x = B::float_reshape(x, Shape::new([rows, 1, columns]));
+    let product = B::grouped_linear(x, weights, activations);
+    B::float_reshape(product, Shape::new([rows, out]))
 }
 
 fn dequantize_fp8<B: Backend>(

@@ -18,6 +18,7 @@ use crate::gemm::kernel::dense::{
 use crate::launching::{
     MAX_CUBES, address_type, aligned, elements_view, narrow, output, vector_size, with_vectors,
 };
+use crate::matmul::TensorList;
 
 /// Rows of `x` up to which planes multiply by streamed 16-bit weights faster than the large-M
 /// product does, unless that is one of warpgroups.
@@ -68,7 +69,7 @@ pub(crate) struct PickedBlocks<'a> {
 pub(crate) struct ListOutput {
     pub all: CubeTensor,
     /// Where the products with each begin: at a multiple of [`LIST_ALIGNMENT`].
-    pub starts: Vec<usize>,
+    starts: Vec<usize>,
     rows: usize,
 }
 
@@ -89,8 +90,17 @@ impl ListOutput {
         }
     }
 
+    /// The `weights` whose products these are.
+    pub fn list<'a>(&'a self, weights: &'a [CubeTensor]) -> MatrixList<'a> {
+        MatrixList {
+            weights,
+            starts: &self.starts,
+            picks: None,
+        }
+    }
+
     /// The products with each of the weights, without a copy where a device binds any address.
-    pub fn into_products(self, weights: &[CubeTensor]) -> Vec<CubeTensor> {
+    pub fn into_products(self, weights: &[CubeTensor]) -> TensorList<CubeBackend> {
         let products = weights.iter().zip(self.starts).map(|(weight, start)| {
             let shape = [self.rows, weight.shape()[0]];
             if Caps::of(&self.all.client).tensor_cores {
@@ -100,7 +110,7 @@ impl ListOutput {
             let part = slice(self.all.clone(), std::slice::from_ref(&range));
             CubeBackend::float_reshape(part, shape.into())
         });
-        products.collect()
+        TensorList::new(products.collect()).expect("as many as weights")
     }
 }
 
