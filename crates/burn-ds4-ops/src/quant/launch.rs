@@ -11,8 +11,8 @@ use crate::caps::Caps;
 use crate::gemm::kernel::WeightFormat;
 use crate::gemm::launch::dense::ListOutput;
 use crate::gemm::launch::{
-    Grouping, LargeM, LargeMTiles, LinearGroup, LinearGroupBlueprint, Portable, Role, SMALL_M_ROWS,
-    StreamBlueprint, StreamProblem, can_multiply, has_tiles, launch_stream, quantize,
+    LinearGroup, LinearGroupBlueprint, Product, SMALL_M_ROWS, Schedule, StreamBlueprint,
+    StreamProblem, can_multiply, has_tiles, launch_stream, quantize,
 };
 use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{aligned, elements_view, narrow, output};
@@ -22,7 +22,7 @@ use crate::roundtrip::launch::{can_round, round};
 /// Rows of `x` in a launch, at most: its cubes for rows are all in one dimension.
 const MAX_ROWS: usize = 1 << 17;
 /// Rows that are streamed in micro-batches, at most, and rows of weights for each of which and each
-/// batch there must be a multiprocessor. See [`micro_batches`].
+/// batch there must be a multiprocessor. See [`in_micro_batches`].
 const MAX_STREAMED_ROWS: usize = 64;
 const STREAMED_HEIGHT: usize = 128;
 
@@ -96,11 +96,9 @@ pub(super) fn grouped_linear(
     let products = (0..tokens).step_by(most).map(|first| {
         let count = most.min(tokens - first);
         let x = narrow(&x, first * groups, count * groups);
-        let product = match tiles {
-            true => multiply_tiles(x, matrices, count, activations),
-            false => multiply_plain(x, matrices, activations),
-        };
-        CubeBackend::float_reshape(product, [count, groups, matrices.rows].into())
+        let result = output(&x, [count, groups, matrices.rows], x.dtype);
+        multiply(x, matrices, count, activations, &result);
+        result
     });
     let mut products: Vec<_> = products.collect();
     match products.len() {
@@ -109,98 +107,55 @@ pub(super) fn grouped_linear(
     }
 }
 
-/// `x · Wᵀ` for one matrix, on any device.
-fn multiply_plain(x: CubeTensor, matrix: &Matrices, activations: Activations) -> CubeTensor {
-    let [rows, _] = x.shape().dims();
-    let x = aligned(input(x, activations));
-    let result = output(&x, [rows, matrix.rows], x.dtype);
-    Portable {
-        x: &x,
-        grouping: &Grouping::One,
-        scores: None,
-        addend: None,
-        matrices: matrix,
-        role: Role::Rows,
-        pairs: rows,
-        pairs_per_row: 1,
-        slots: 1,
-        limit: 0.0,
-    }
-    .launch(&result);
-    result
-}
-
 /// `rows` rows of `x` by each matrix of a stack: row `r` and matrix `m` have row `r * count + m` of
-/// `x` and of the result, which is `[rows, count * out]`.
-fn multiply_tiles(
+/// `x` and of the result.
+fn multiply(
     x: CubeTensor,
     matrices: &Matrices,
     rows: usize,
     activations: Activations,
-) -> CubeTensor {
-    let groups = matrices.count;
+    result: &CubeTensor,
+) {
     let x = aligned(x);
-    let result = output(&x, [rows, groups * matrices.rows], x.dtype);
-    let tiles = LargeMTiles::of_rows(&x, rows, matrices, activations.are_rounded());
-    let x = match tiles.is_fp8() {
-        true => x,
-        false => input(x, activations),
-    };
-    let Some(batches) = micro_batches(&x, matrices, (rows, tiles)) else {
-        let (codes, scales) = tiles.is_fp8().then(|| quantize(&x, matrices)).unzip();
-        LargeM {
-            x_scales: scales.as_ref(),
-            pairs: rows,
-            matrix_count: groups,
-            dtype: result.dtype,
-            ..LargeM::of_rows(codes.as_ref().unwrap_or(&x), matrices, tiles)
-        }
-        .launch(&result);
-        return result;
-    };
-    for (first, count, blueprint) in batches {
-        let x = aligned(narrow(&x, first * groups, count * groups));
-        let [_, width] = result.shape().dims();
-        let result = elements_view(&result, first * width, [count, width]);
-        let problem = StreamProblem::of_rows(matrices, &result, count, blueprint);
-        launch_stream(&x, &problem, None);
+    let schedule = Schedule::of_rows(&x, rows, matrices, activations.are_rounded());
+    if schedule == Schedule::Fp8 {
+        let (codes, scales) = quantize(&x, matrices);
+        let product = Product {
+            x_scales: Some(&scales),
+            dtype: x.dtype,
+            ..Product::of_rows(&codes, matrices)
+        };
+        return product.launch(schedule, result);
     }
-    result
+    let x = input(x, activations);
+    if !in_micro_batches(&x, matrices, (rows, schedule)) {
+        return Product::of_rows(&x, matrices).launch(schedule, result);
+    }
+    let groups = matrices.count;
+    for first in (0..rows).step_by(SMALL_M_ROWS) {
+        let count = SMALL_M_ROWS.min(rows - first);
+        let x = narrow(&x, first * groups, count * groups);
+        let shape = [count, groups, matrices.rows];
+        let result = elements_view(result, first * groups * matrices.rows, shape);
+        multiply(x, matrices, count, Activations::Exact, &result);
+    }
 }
 
-/// The micro-batches of a small number of rows that are streamed: first row, number of rows and
-/// blueprint. `None` for many rows, or where shared memory is too small.
-///
-/// Up to [`SMALL_M_ROWS`] are one. A large-M product of few more rows has so few cubes for few
-/// outputs that it takes longer than to read the weights once for each, unless warpgroups
-/// multiply.
-fn micro_batches(
+/// Whether rows are streamed as micro-batches of up to [`SMALL_M_ROWS`]. A large-M product of few
+/// more rows than that has so few cubes for few outputs that it takes longer than to read the
+/// weights once for each, unless warpgroups multiply.
+fn in_micro_batches(
     x: &CubeTensor,
     matrices: &Matrices,
-    (rows, tiles): (usize, LargeMTiles),
-) -> Option<Vec<(usize, usize, StreamBlueprint)>> {
+    (rows, schedule): (usize, Schedule),
+) -> bool {
     let count = rows.div_ceil(SMALL_M_ROWS);
     let cubes = count * matrices.rows.div_ceil(STREAMED_HEIGHT) * matrices.count;
-    let few = || {
-        matrices.format != WeightFormat::Dense
-            && rows <= MAX_STREAMED_ROWS
-            && matches!(tiles, LargeMTiles::Planes(_))
-            && cubes <= Caps::of(&x.client).processors as usize
-    };
-    if count > 1 && !few() {
-        return None;
-    }
-    let firsts = (0..rows).step_by(SMALL_M_ROWS);
-    let batches = firsts.map(|first| {
-        let count = SMALL_M_ROWS.min(rows - first);
-        blueprint(x, matrices, count).map(|blueprint| (first, count, blueprint))
-    });
-    batches.collect()
-}
-
-/// Whether it fits is decided for [`SMALL_M_ROWS`] rows.
-fn blueprint(x: &CubeTensor, matrices: &Matrices, rows: usize) -> Option<StreamBlueprint> {
-    StreamBlueprint::new(x.dtype, matrices, rows, &Caps::of(&x.client))
+    matches!(schedule, Schedule::Planes(_))
+        && matrices.format != WeightFormat::Dense
+        && (SMALL_M_ROWS + 1..=MAX_STREAMED_ROWS).contains(&rows)
+        && cubes <= Caps::of(&x.client).processors as usize
+        && StreamBlueprint::new(x, matrices, SMALL_M_ROWS).is_some()
 }
 
 /// How the products of up to `rows` rows with two matrices of the same number of columns are
@@ -213,12 +168,13 @@ fn packed_blueprint(
     [first, second]: &[Matrices; 2],
     rows: usize,
 ) -> Option<StreamBlueprint> {
-    let one_launch = rows <= SMALL_M_ROWS
-        && first.format != WeightFormat::Dense
+    let one_launch = first.format != WeightFormat::Dense
         && first.format == second.format
         && can_multiply(x, [first, second])
         && has_tiles(x, [first, second]);
-    let blueprint = one_launch.then(|| blueprint(x, first, rows)).flatten()?;
+    let blueprint = one_launch
+        .then(|| StreamBlueprint::new(x, first, rows))
+        .flatten()?;
     Some(StreamBlueprint {
         in_parts: first.has_blocks_of_parts() || second.has_blocks_of_parts(),
         ..blueprint
@@ -246,9 +202,10 @@ impl PackedProducts {
     }
 
     fn problems(&self, blueprint: StreamBlueprint) -> [StreamProblem<'_>; 2] {
-        let rows = self.x.meta.shape()[0];
-        [0, 1].map(|of| {
-            StreamProblem::of_rows(&self.matrices[of], &self.products[of], rows, blueprint)
+        [0, 1].map(|of| StreamProblem {
+            product: Product::of_rows(&self.x, &self.matrices[of]),
+            output: &self.products[of],
+            blueprint,
         })
     }
 }
@@ -262,7 +219,7 @@ pub(super) fn multiply_both(
     let blueprint = packed_blueprint(x, &matrices, x.meta.shape()[0])?;
     let both = PackedProducts::new(input(x.clone(), activations), matrices);
     let [first, second] = both.problems(blueprint);
-    launch_stream(&both.x, &first, Some(&second));
+    launch_stream(&first, Some(&second));
     Some(both.products)
 }
 
@@ -287,7 +244,6 @@ pub(super) fn multiply_group(
     let both = PackedProducts::new(x.clone(), matrices);
     let results = ListOutput::new(&both.x, &weights, dtype);
     LinearGroup {
-        x: &both.x,
         packed: both.problems(blueprint.packed),
         dense: results.list(&weights),
         output: &results.all,

@@ -1,6 +1,6 @@
-use super::SortedPairs;
 use super::problem::StreamProblem;
-use crate::gemm::kernel::{CubeSplitLaunch, GroupSplitLaunch, Pairing};
+use super::{Grouping, SortedPairs};
+use crate::gemm::kernel::{CubeSplitLaunch, GroupSplitLaunch};
 
 /// How the cubes of a launch are divided between its problems, and among their tiles.
 pub(super) struct CubeDivision {
@@ -25,9 +25,9 @@ impl CubeDivision {
         let cubes = cubes.min(tiles).max(least);
         let second_work = second.map_or(0.0, |second| second.work() / first.work()) as f32;
         // As the kernel computes it, if all groups are there.
-        let reads = match first.blueprint.pairing {
-            Pairing::Ids | Pairing::Sorted => first.groups(),
-            _ => 1,
+        let reads = match first.product.grouping {
+            Grouping::Every => 1,
+            _ => first.groups(),
         };
         let part = second_work / (reads as f32 + second_work);
         let second_cubes = second.map_or(0, |_| (cubes as f32 * part + 0.5) as usize);
@@ -70,7 +70,7 @@ impl CubeDivision {
             (tiles / own) as u32,
             (tiles % own) as u32,
         );
-        let sorted = first.sorted.map(SortedPairs::arg);
+        let sorted = first.product.sorted().map(SortedPairs::arg);
         CubeSplitLaunch::new(self.cubes as u32, self.second_work, groups, sorted.into())
     }
 }

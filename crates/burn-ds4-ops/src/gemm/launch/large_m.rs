@@ -3,11 +3,10 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::large_problem::{LargeM, LargeMTiles};
 use super::wgmma::{self, RowProducts};
-use super::{StreamBlueprint, StreamProblem, has_tiles, launch_stream};
+use super::{Product, StreamBlueprint, has_tiles};
 use crate::caps::Caps;
-use crate::gemm::kernel::{FP8_TILE, InputLayout, LargeMBlueprint, large_m_kernel};
+use crate::gemm::kernel::{CUBE_X_ROWS, FP8_TILE, InputLayout, LargeMBlueprint, large_m_kernel};
 use crate::gemm::{Matrices, terms};
 use crate::launching::address_type;
 
@@ -34,9 +33,30 @@ fn streamed(x: &CubeTensor, pairs: usize, experts: [&Matrices; 2]) -> Option<[St
     possible.then_some([of(experts[0], false)?, of(experts[1], true)?])
 }
 
-impl LargeMTiles {
+/// How many rows of `x` a cube multiplies at a time, and with which instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Schedule {
+    /// A few, on any device.
+    Portable,
+    /// Those by which weights are streamed.
+    Stream(StreamBlueprint),
+    /// Tiles of 8 columns, which are terms of rows, for products of planes.
+    Planes(usize),
+    /// Rows, for products of warpgroups.
+    Warpgroups(usize),
+    /// [`FP8_TILE`] rows that are rounded to E4M3, by FP8 weights.
+    Fp8,
+}
+
+impl Schedule {
     /// For so many rows of `x` by each matrix, which may be `rounded` to E4M3.
     pub fn of_rows(x: &CubeTensor, rows: usize, matrices: &Matrices, rounded: bool) -> Self {
+        if !has_tiles(x, [matrices]) {
+            return Self::Portable;
+        }
+        if let Some(blueprint) = StreamBlueprint::new(x, matrices, rows) {
+            return Self::Stream(blueprint);
+        }
         let products = RowProducts::new(x, rows, matrices, false);
         if !products.are_faster() || !wgmma::can_multiply(x, &[matrices], false) {
             Self::planes(rows * terms(x.dtype) as usize)
@@ -48,17 +68,19 @@ impl LargeMTiles {
     }
 
     /// For pairs of rows of `x` and experts, `[gate and up, down]`.
-    pub fn of_pairs(x: &CubeTensor, pairs: usize, experts: [&Matrices; 2]) -> Self {
+    pub fn of_pairs(x: &CubeTensor, pairs: usize, experts: [&Matrices; 2]) -> [Self; 2] {
         match streamed(x, pairs, experts) {
-            Some(blueprints) => Self::Stream(blueprints),
-            None => Self::by_arithmetic(x, pairs, experts),
+            Some(blueprints) => blueprints.map(Self::Stream),
+            None => [Self::by_arithmetic(x, pairs, experts); 2],
         }
     }
 
     /// The same where weights are not streamed.
     fn by_arithmetic(x: &CubeTensor, pairs: usize, experts: [&Matrices; 2]) -> Self {
         let count = experts[0].count;
-        if pairs / count >= wgmma::MIN_PAIRS && wgmma::can_multiply(x, &experts, true) {
+        if !has_tiles(x, experts) {
+            Self::Portable
+        } else if pairs / count >= wgmma::MIN_PAIRS && wgmma::can_multiply(x, &experts, true) {
             Self::Warpgroups(wgmma::columns_of_pairs(pairs, count))
         } else {
             Self::planes((pairs * terms(x.dtype) as usize).div_ceil(count))
@@ -74,12 +96,8 @@ impl LargeMTiles {
                     Self::Warpgroups(RowProducts::new(x, rows, matrices, gated).columns())
                 })
             }
-            planes => [planes; 2],
+            schedule => [schedule; 2],
         }
-    }
-
-    pub fn is_fp8(self) -> bool {
-        matches!(self, Self::Fp8)
     }
 
     /// For a number of columns to a matrix.
@@ -91,8 +109,9 @@ impl LargeMTiles {
     /// Rows of `x` of a problem, at most.
     pub fn rows(self, dtype: DType) -> usize {
         match self {
+            Self::Portable => CUBE_X_ROWS as usize,
             Self::Planes(tiles) => 8 * tiles / terms(dtype) as usize,
-            Self::Stream([gated, _]) => gated.pass_pairs() as usize,
+            Self::Stream(blueprint) => blueprint.pass_pairs() as usize,
             Self::Warpgroups(rows) => rows,
             Self::Fp8 => FP8_TILE as usize,
         }
@@ -101,41 +120,15 @@ impl LargeMTiles {
     /// Columns of a gated result with the padding that the product by `down` expects.
     pub fn hidden_columns(self, down: &Matrices) -> usize {
         match self {
+            Self::Portable => down.columns,
             Self::Stream(_) | Self::Planes(_) => down.padded_columns(),
             _ => wgmma::padded_columns(down.columns, down.format),
         }
     }
 }
 
-impl LargeM<'_> {
-    pub(crate) fn launch(self, result: &CubeTensor) {
-        match self.tiles {
-            LargeMTiles::Stream([gated, plain]) => {
-                self.launch_problems(if self.permuted { plain } else { gated }, result);
-            }
-            LargeMTiles::Planes(x_tiles) => self.launch_planes(x_tiles, result),
-            LargeMTiles::Warpgroups(columns) => wgmma::launch(&self, columns, result),
-            LargeMTiles::Fp8 => wgmma::launch_fp8(&self, result),
-        }
-    }
-
-    /// Streams the weights of sorted pairs.
-    fn launch_problems(&self, blueprint: StreamBlueprint, result: &CubeTensor) {
-        let blueprint = StreamBlueprint {
-            gated: self.gated,
-            ..blueprint
-        };
-        let problem = StreamProblem {
-            sorted: self.sorted,
-            scores: self.scores,
-            slots: self.pairs_per_row,
-            limit: self.limit,
-            ..StreamProblem::of_rows(self.matrices, result, self.pairs, blueprint)
-        };
-        launch_stream(self.x, &problem, None);
-    }
-
-    fn launch_planes(self, x_tiles: usize, result: &CubeTensor) {
+impl Product<'_> {
+    pub(super) fn launch_planes(&self, x_tiles: usize, result: &CubeTensor) {
         let matrices = self.matrices;
         let client = self.x.client.clone();
         let terms = terms(self.dtype);

@@ -57,9 +57,7 @@ impl LinearGroupBlueprint {
 
 /// Two packed matrices and some dense ones, which are multiplied by the same rows.
 pub(crate) struct LinearGroup<'a> {
-    /// Contiguous rows.
-    pub x: &'a CubeTensor,
-    /// Without ids and gates, by the blueprint's packed part.
+    /// Of contiguous rows, without ids and gates, by the blueprint's packed part.
     pub packed: [StreamProblem<'a>; 2],
     /// Contiguous weights.
     pub dense: MatrixList<'a>,
@@ -71,7 +69,7 @@ impl LinearGroup<'_> {
     /// How many of `cubes` have the packed matrices: as many as leave the busiest cube the least
     /// work.
     fn packed_cubes(&self, cubes: usize) -> usize {
-        let [_, columns] = self.x.shape().dims();
+        let columns = self.packed[0].product.matrices.columns;
         let packed_tiles: usize = self.packed.iter().map(StreamProblem::tiles).sum();
         let packed_work: f64 = self.packed.iter().map(StreamProblem::work).sum();
         let dense_tiles = self.dense.tiles(TILE_ROWS);
@@ -95,18 +93,19 @@ impl LinearGroup<'_> {
 
     /// Multiplies all, in one launch.
     pub fn launch(&self, blueprint: LinearGroupBlueprint) {
-        let client = self.x.client.clone();
+        let [first, second] = &self.packed;
+        let x = first.product.x;
+        let client = x.client.clone();
         let caps = Caps::of(&client);
         // One for each packed matrix and for the dense ones, whatever the device has.
         let cubes = (caps.processors as usize).max(self.packed.len() + 1);
-        let [first, second] = &self.packed;
         let division = CubeDivision::new(first, Some(second), self.packed_cubes(cubes));
         let tiles = division.plane_tiles(first, Some(second));
         let blueprint = blueprint.with_partials_of(tiles[0].max(tiles[1]), &caps);
         let dense_tiles = self.dense.tiles(TILE_ROWS);
         let cubes = cubes.min(division.cubes + dense_tiles);
-        let size = 16 / self.x.elem_size();
-        let dtypes = [self.x.dtype, self.output.dtype].map(dtype_to_storage_type);
+        let size = 16 / x.elem_size();
+        let dtypes = [x.dtype, self.output.dtype].map(dtype_to_storage_type);
         // SAFETY: rows and columns past the end are read as others, and not used; writes are within
         // the outputs and `[rows, height]` of each dense matrix.
         unsafe {
@@ -118,8 +117,8 @@ impl LinearGroup<'_> {
                 // instructions.
                 AddressType::U64,
                 size,
-                self.x.clone().into_buffer_arg(),
-                self.x.meta.strides()[0] / size,
+                x.clone().into_buffer_arg(),
+                x.meta.strides()[0] / size,
                 first.arg(),
                 Some(second.arg()).into(),
                 division.arg(first),

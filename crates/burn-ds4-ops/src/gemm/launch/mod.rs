@@ -2,14 +2,12 @@
 
 pub(crate) mod dense;
 mod division;
-mod experts;
 mod large_m;
-mod large_problem;
 pub(crate) mod library;
 mod linear_group;
-mod mixture;
 mod portable;
 mod problem;
+mod product;
 mod sort;
 mod stream;
 mod sum;
@@ -24,16 +22,17 @@ use super::{INVARIANT_ROWS, Matrices};
 use crate::caps::Caps;
 use crate::launching::MAX_CUBES;
 
-pub(crate) use super::kernel::{LinearGroupBlueprint, Role, StreamBlueprint};
-pub(crate) use experts::Experts;
-pub(crate) use large_problem::{LargeM, LargeMTiles};
+pub(crate) use super::kernel::{LinearGroupBlueprint, StreamBlueprint};
+pub(crate) use large_m::Schedule;
 pub(crate) use linear_group::LinearGroup;
-pub(crate) use mixture::{Mixture, MixtureBlueprint};
-pub(crate) use portable::{Grouping, Portable, can_sum_pairs};
+pub(crate) use portable::can_sum_pairs;
 pub(crate) use problem::StreamProblem;
+pub(crate) use product::{Grouping, Product};
 pub(crate) use sort::{SortedPairs, sort, sum_slots};
-pub(crate) use stream::launch_stream;
+pub(crate) use stream::{gated_blueprints, launch_stream};
+pub(crate) use sum::{SumProblem, launch_sum, sum_blueprints};
 pub(crate) use wgmma::quantize;
+pub(crate) use work::Blueprints;
 
 /// Rows of `x` up to which reading the weights is the limit, and a row's result does not depend on
 /// the others.

@@ -4,24 +4,13 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::stream::small_pairs;
-use super::{SortedPairs, optional};
+use super::{Grouping, Product, optional};
 use crate::caps::{Caps, Target};
-use crate::gemm::Matrices;
 use crate::gemm::kernel::{
     CUBE_X_ROWS, EpilogueLaunch, PairsLaunch, PortableBlueprint, Role, WeightFormat, X_ROWS,
     portable_kernel,
 };
 use crate::launching::address_type;
-
-/// How pairs are grouped.
-pub(crate) enum Grouping<'a> {
-    /// By every cube for itself, from the ids.
-    Small(&'a CubeTensor),
-    /// Beforehand, by [`sort`](super::sort).
-    Sorted(&'a SortedPairs),
-    /// There is one group.
-    One,
-}
 
 /// Whether a cube can group so many pairs and sum those of each token.
 pub(crate) fn can_sum_pairs(x: &CubeTensor, pairs: usize) -> bool {
@@ -44,56 +33,44 @@ const fn sum_bytes(pairs: u32, plane: u32, target: Target) -> usize {
     blueprint.shared_bytes()
 }
 
-/// A launch of [`portable_kernel`].
-#[derive(Clone, Copy)]
-pub(crate) struct Portable<'a> {
-    pub x: &'a CubeTensor,
-    pub grouping: &'a Grouping<'a>,
-    pub scores: Option<&'a CubeTensor>,
-    /// What is added to the sums of a token's pairs.
-    pub addend: Option<&'a CubeTensor>,
-    pub matrices: &'a Matrices,
-    pub role: Role,
-    pub pairs: usize,
-    pub pairs_per_row: usize,
-    pub slots: usize,
-    pub limit: f64,
-}
-
-impl Portable<'_> {
-    pub(crate) fn launch(self, result: &CubeTensor) {
+impl Product<'_> {
+    /// Launches [`portable_kernel`]. Without a gate, the pairs of a token that are grouped by every
+    /// cube are summed.
+    pub(super) fn launch_portable(&self, result: &CubeTensor) {
         let matrices = self.matrices;
         let client = self.x.client.clone();
+        let Caps { target, .. } = Caps::of(&client);
         let plane = Caps::of(&client).lanes();
-        let small = small_pairs(self.pairs);
         let (ids, sorted) = match self.grouping {
-            Grouping::Small(ids) => (Some(*ids), None),
-            Grouping::Sorted(sorted) => (None, Some(*sorted)),
-            Grouping::One => (None, None),
+            Grouping::Ids(ids) => (Some(ids), None),
+            _ => (None, self.sorted()),
         };
-        let pairs = ids.map(|_| small);
+        let role = match (self.gated, ids) {
+            (Some(_), _) => Role::Gated,
+            (None, Some(_)) => Role::Sum,
+            (None, None) => Role::Rows,
+        };
+        let pairs = ids.map(|_| small_pairs(self.pairs));
         let planes = PortableBlueprint::planes_for(pairs, plane);
         // Rows of a matrix, if all have as many.
         let rows = self.pairs.div_ceil(matrices.count.max(1)) as u32;
         let blueprint = PortableBlueprint {
             format: matrices.format,
-            role: self.role,
+            role,
             pairs,
             x_rows: rows.next_power_of_two().min(X_ROWS),
             plane,
             planes,
-            target: Caps::of(&client).target,
+            target,
         };
-        let outputs = match self.role {
-            Role::Gated => matrices.rows / 2,
-            _ => matrices.rows,
-        };
-        let groups = match (self.role, self.grouping) {
+        let groups = match (role, self.grouping) {
             (Role::Sum, _) => 1,
-            (_, Grouping::One) => self.pairs.div_ceil(CUBE_X_ROWS as usize),
-            (_, Grouping::Small(_)) => self.pairs.min(matrices.count),
+            (_, Grouping::Every) => self.pairs.div_ceil(CUBE_X_ROWS as usize),
+            (_, Grouping::Ids(_)) => self.pairs.min(matrices.count),
             (_, Grouping::Sorted(_)) => matrices.count,
         };
+        let cubes = self.outputs().div_ceil(planes as usize);
+        let slots = ids.map_or(1, |ids| ids.meta.shape()[1]);
         let ids_dtype = ids.map_or(DType::U32, |ids| ids.dtype);
         let dtypes = [self.x.dtype, matrices.element(), ids_dtype, result.dtype];
         // SAFETY: rows past the end are read as the last, ids are those of matrices, writes are
@@ -101,7 +78,7 @@ impl Portable<'_> {
         unsafe {
             portable_kernel::launch_unchecked(
                 &client,
-                CubeCount::Static(outputs.div_ceil(planes as usize) as u32, groups as u32, 1),
+                CubeCount::Static(cubes as u32, groups as u32, 1),
                 CubeDim::new_2d(plane, planes),
                 address_type([self.x, &matrices.words, result]),
                 self.x.clone().into_buffer_arg(),
@@ -111,8 +88,8 @@ impl Portable<'_> {
                     optional(sorted.map(|sorted| &sorted.order)),
                     optional(sorted.map(|sorted| &sorted.starts)),
                     self.pairs as u32,
-                    self.pairs_per_row as u32,
-                    self.slots as u32,
+                    self.per_row as u32,
+                    slots as u32,
                 ),
                 matrices.arg(),
                 EpilogueLaunch::new(

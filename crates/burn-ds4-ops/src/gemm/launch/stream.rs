@@ -3,10 +3,10 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::SMALL_M_ROWS;
 use super::division::CubeDivision;
 use super::problem::StreamProblem;
-use super::work::{CubeWork, ExpertBlueprints};
+use super::work::{Blueprints, CubeWork};
+use super::{Grouping, Product};
 use crate::caps::Caps;
 use crate::gemm::kernel::{InputLayout, Pairing, StreamBlueprint, WeightFormat, stream_kernel};
 use crate::gemm::{Matrices, terms};
@@ -24,33 +24,32 @@ const MAX_X_READS: u32 = 2;
 
 /// Rows of `x` of a problem.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct XRows {
-    pub rows: usize,
+struct XRows {
+    rows: usize,
     /// How their pairs find their matrices.
-    pub pairing: Pairing,
+    pairing: Pairing,
     /// Pairs of each, if ids choose their matrices.
-    pub slots: usize,
+    slots: usize,
     /// Whether they are in the order in which lanes read them.
-    pub permuted: bool,
+    permuted: bool,
     /// Whether their columns may come to shared memory in parts, for each of a cube's tiles anew:
     /// where there are few tiles to a cube.
-    pub reloads: bool,
+    reloads: bool,
 }
 
 /// How a cube divides its shared memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Budget {
+struct Budget {
     /// Planes of a cube, at most. With more than 16, a unit would have fewer than 128 registers.
-    pub planes: usize,
+    planes: usize,
     /// Partials, one for each tile and plane.
     partials: usize,
     /// Whether the pipelines of weights have one stage in place of two.
     one_stage: bool,
 }
 
-/// The best first. The choice depends on the device and the weights alone, because it decides how K
-/// is split.
-pub(super) const BUDGETS: [Budget; 5] = [
+/// The best first.
+const BUDGETS: [Budget; 5] = [
     Budget::new(16, 48),
     Budget::new(16, 16),
     Budget::new(8, 24),
@@ -81,31 +80,31 @@ impl Budget {
 }
 
 impl StreamBlueprint {
-    /// The blueprint for at most [`SMALL_M_ROWS`] rows of `x` in `dtype`, or so many for each of
-    /// the matrices. `None` where shared memory is too small for any number of such rows.
-    pub fn new(dtype: DType, matrices: &Matrices, rows: usize, caps: &Caps) -> Option<Self> {
-        let of = |budget, rows| {
+    /// The blueprint for so many rows of `x` for each of the matrices. `None` for more than
+    /// [`SMALL_M_ROWS`](super::SMALL_M_ROWS), or where shared memory is too small for as many.
+    pub fn new(x: &CubeTensor, matrices: &Matrices, rows: usize) -> Option<Self> {
+        let caps = &Caps::of(&x.client);
+        let of = |budget: &Budget, rows| {
+            let pairing = match matrices.count {
+                1 => Pairing::One,
+                _ => Pairing::Every,
+            };
             let rows = XRows {
                 rows,
-                pairing: if matrices.count == 1 {
-                    Pairing::One
-                } else {
-                    Pairing::Every
-                },
+                pairing,
                 slots: 0,
                 permuted: false,
                 reloads: true,
             };
-            let own = Self::of_rows(dtype, matrices, rows, (caps, budget));
-            own.with_operands(rows.rows, caps).unwrap_or(own)
+            let own = Self::of_rows(x.dtype, matrices, rows, (caps, budget));
+            own.with_operands(rows.rows, caps).unwrap_or(own).alone()
         };
-        let mut budgets = BUDGETS.iter();
-        let budget = budgets.find(|budget| of(budget, SMALL_M_ROWS).fits(caps))?;
-        Some(of(budget, rows))
+        let own = Blueprints::by_budget(&BUDGETS, rows, (caps, CubeWork::Either), of);
+        own.map(|own| own.first)
     }
 
     /// The blueprint by a budget, whether or not it fits.
-    pub(super) fn of_rows(
+    fn of_rows(
         dtype: DType,
         matrices: &Matrices,
         XRows {
@@ -259,26 +258,55 @@ impl StreamBlueprint {
         }
     }
 
+    fn alone(self) -> Blueprints {
+        Blueprints {
+            first: self,
+            second: None,
+        }
+    }
+
     /// Whether a cube can have this work alone.
     pub(super) fn fits(&self, caps: &Caps) -> bool {
-        let alone = ExpertBlueprints {
-            experts: *self,
-            shared: None,
-        };
-        alone.fits(caps, CubeWork::Either)
+        self.alone().fits(caps, CubeWork::Either)
     }
 
     pub(super) fn cube_dim(&self) -> CubeDim {
         CubeDim::new_2d(32, self.cube_planes)
     }
+}
 
-    /// With half of the rows as a gate; the result is multiplied by weights of `next`.
-    pub fn gated(self, next: WeightFormat) -> Self {
-        Self {
-            gated: Some(next),
-            ..self
-        }
-    }
+/// How the first launch for so many tokens is compiled, `slots` experts for each and a shared one
+/// if there is any, `[gate and up, down]`. `None` where shared memory is too small for any number
+/// of tokens up to [`SMALL_M_ROWS`](super::SMALL_M_ROWS).
+pub(crate) fn gated_blueprints(
+    dtype: DType,
+    experts: [&Matrices; 2],
+    shared: Option<[&Matrices; 2]>,
+    (tokens, slots): (usize, usize),
+    caps: &Caps,
+) -> Option<Blueprints> {
+    Blueprints::by_budget(
+        &BUDGETS,
+        tokens,
+        (caps, CubeWork::Either),
+        |budget, rows| {
+            let of = |[gate_up, down]: [&Matrices; 2], pairing, slots| {
+                let rows = XRows {
+                    rows,
+                    pairing,
+                    slots,
+                    permuted: false,
+                    reloads: false,
+                };
+                StreamBlueprint {
+                    gated: Some(down.format),
+                    ..StreamBlueprint::of_rows(dtype, gate_up, rows, (caps, budget))
+                }
+            };
+            let shared = shared.map(|shared| of(shared, Pairing::One, 0));
+            Blueprints::new(of(experts, Pairing::Ids, slots), shared)
+        },
+    )
 }
 
 /// The capacity for a number of pairs, of which there are few, so that there are few kernels.
@@ -286,23 +314,37 @@ pub(super) fn small_pairs(pairs: usize) -> u32 {
     pairs.next_power_of_two().max(8) as u32
 }
 
+impl Product<'_> {
+    pub(super) fn launch_streamed(&self, blueprint: StreamBlueprint, output: &CubeTensor) {
+        let problem = StreamProblem {
+            product: *self,
+            output,
+            blueprint: StreamBlueprint {
+                gated: self.gated,
+                ..blueprint
+            },
+        };
+        launch_stream(&problem, None);
+    }
+}
+
 /// Multiplies a small number of rows of `x` by the matrices of one problem, or of two, in one
 /// launch.
-pub(crate) fn launch_stream(
-    x: &CubeTensor,
-    first: &StreamProblem<'_>,
-    second: Option<&StreamProblem<'_>>,
-) {
+pub(crate) fn launch_stream(first: &StreamProblem<'_>, second: Option<&StreamProblem<'_>>) {
+    let x = first.product.x;
     let client = x.client.clone();
     let size = 16 / x.elem_size();
     let caps = Caps::of(&client);
     let division = CubeDivision::new(first, second, caps.processors as usize);
-    let blueprints = ExpertBlueprints {
-        experts: first.blueprint,
-        shared: second.map(|second| second.blueprint),
+    let blueprints = Blueprints {
+        first: first.blueprint,
+        second: second.map(|second| second.blueprint),
     };
     let blueprints = blueprints.with_partials_of(division.plane_tiles(first, second), &caps);
-    let ids_dtype = first.ids.map_or(DType::U32, |ids| ids.dtype);
+    let ids_dtype = match first.product.grouping {
+        Grouping::Ids(ids) => ids.dtype,
+        _ => DType::U32,
+    };
     let dtypes = [x.dtype, ids_dtype, first.output.dtype].map(dtype_to_storage_type);
     // SAFETY: rows and columns past the end are read as others, and not used; ids are those of
     // matrices; writes are within the outputs.
@@ -319,8 +361,8 @@ pub(crate) fn launch_stream(
             first.arg(),
             second.map(StreamProblem::arg).into(),
             division.arg(first),
-            blueprints.experts,
-            blueprints.shared,
+            blueprints.first,
+            blueprints.second,
             dtypes,
         );
     }

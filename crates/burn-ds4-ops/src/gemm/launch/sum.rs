@@ -3,9 +3,8 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::SMALL_M_ROWS;
 use super::stream::{DOWN_SPLIT_K_PLANES, small_pairs};
-use super::work::{CubeWork, ExpertBlueprints};
+use super::work::{Blueprints, CubeWork};
 use crate::caps::Caps;
 use crate::gemm::Matrices;
 use crate::gemm::kernel::{
@@ -15,24 +14,22 @@ use crate::gemm::kernel::{
 /// Planes that split K of a tile of a shared expert, at most.
 const SHARED_SPLIT_K_PLANES: usize = 8;
 
-/// Planes of a cube, at most, and its tiles: the best first. As with other products, the number of
-/// tokens does not matter.
+/// Planes of a cube, at most, and its tiles: the best first.
 const BUDGETS: [(usize, u32); 4] = [(16, 2), (8, 2), (8, 1), (4, 1)];
 
 /// How a launch that sums the pairs of tokens is compiled. `None` where shared memory is too small
-/// for any number of tokens up to [`SMALL_M_ROWS`].
-pub(super) fn sum_blueprints(
+/// for any number of tokens up to [`SMALL_M_ROWS`](super::SMALL_M_ROWS).
+pub(crate) fn sum_blueprints(
     dtype: DType,
     experts: &Matrices,
     shared: Option<&Matrices>,
     (tokens, slots): (usize, usize),
     caps: &Caps,
-) -> Option<ExpertBlueprints> {
-    let of = |(planes, tiles): (usize, u32), tokens: usize| {
+) -> Option<Blueprints> {
+    let of = |&(planes, tiles): &(usize, u32), tokens: usize| {
         let blueprints = |x_in_shared| {
             let of = |matrices: &Matrices, (slots, pairing): (usize, Pairing), most| {
                 let split = StreamBlueprint::split(dtype, matrices, most, (caps, planes));
-                let pairs = tokens * slots;
                 let rows = (tokens.next_power_of_two() * slots) as u32 * split.input.terms;
                 StreamBlueprint {
                     input: InputLayout {
@@ -40,7 +37,7 @@ pub(super) fn sum_blueprints(
                         f16_input: false,
                         ..split.input
                     },
-                    pairs: small_pairs(pairs),
+                    pairs: small_pairs(tokens * slots),
                     pairing,
                     one_token: tokens == 1,
                     x_rows: if x_in_shared { rows } else { 0 },
@@ -50,20 +47,18 @@ pub(super) fn sum_blueprints(
             };
             // A group of planes for each tile.
             let most = SHARED_SPLIT_K_PLANES.min(planes / tiles as usize);
-            let experts = of(experts, (slots, Pairing::Ids), DOWN_SPLIT_K_PLANES);
             let shared = shared.map(|matrices| of(matrices, (1, Pairing::One), most));
-            ExpertBlueprints::new(experts, shared)
+            let experts = of(experts, (slots, Pairing::Ids), DOWN_SPLIT_K_PLANES);
+            Blueprints::new(experts, shared)
         };
         // All rows of `x` are in shared memory, or none.
         let with_x = blueprints(true);
-        if with_x.fits(caps, CubeWork::Both) {
-            with_x
-        } else {
-            blueprints(false)
+        match with_x.fits(caps, CubeWork::Both) {
+            true => with_x,
+            false => blueprints(false),
         }
     };
-    let most = |budget: &&(usize, u32)| of(**budget, SMALL_M_ROWS).fits(caps, CubeWork::Both);
-    BUDGETS.iter().find(most).map(|budget| of(*budget, tokens))
+    Blueprints::by_budget(&BUDGETS, tokens, (caps, CubeWork::Both), of)
 }
 
 /// Rows of `x` in the order in which kernels read them, and the matrices of a stack.
@@ -84,15 +79,12 @@ pub(crate) fn launch_sum(
     ids: &CubeTensor,
     experts: &SumProblem<'_>,
     shared: Option<&SumProblem<'_>>,
-    blueprints: &ExpertBlueprints,
+    blueprints: &Blueprints,
     output: &CubeTensor,
 ) {
     let client = ids.client.clone();
     let [tokens, slots] = [ids.meta.shape()[0], ids.meta.shape()[1]];
-    let ExpertBlueprints {
-        experts: own,
-        shared: other,
-    } = *blueprints;
+    let Blueprints { first: own, second } = *blueprints;
     let tiles = 16 * own.partial_tiles as usize;
     let dtypes = [ids.dtype, output.dtype].map(dtype_to_storage_type);
     // SAFETY: rows and columns past the end are read as others, and not used; ids are those of
@@ -111,7 +103,7 @@ pub(crate) fn launch_sum(
             output.clone().into_buffer_arg(),
             PairSizesLaunch::new(tokens as u32, slots as u32),
             own,
-            other,
+            second,
             dtypes,
         );
     }

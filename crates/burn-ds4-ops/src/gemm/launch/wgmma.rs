@@ -6,7 +6,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::zspace::{Strides, shape, strides};
 
-use super::large_problem::{LargeM, LargeMTiles};
+use super::Product;
 use crate::caps::Caps;
 use crate::gemm::kernel::{
     FP8_TILE, Fp8Blueprint, RowFormat, WeightFormat, WgmmaBlueprint, WgmmaBoxesLaunch,
@@ -230,8 +230,7 @@ pub(super) fn multiply_dense(x: CubeTensor, weight: CubeTensor, dtype: DType) ->
     let (x, matrices) = (aligned(x), matrices.contiguous());
     let result = output(&x, [rows, height], dtype);
     let columns = RowProducts::new(&x, rows, &matrices, false).columns();
-    let tiles = LargeMTiles::Warpgroups(columns);
-    launch(&LargeM::of_rows(&x, &matrices, tiles), columns, &result);
+    launch(&Product::of_rows(&x, &matrices), columns, &result);
     result
 }
 
@@ -241,7 +240,7 @@ pub(super) fn padded_columns(columns: usize, format: WeightFormat) -> usize {
 }
 
 /// Launches [`wgmma_kernel`] with tiles of `columns` rows of `x`.
-pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) {
+pub(super) fn launch(product: &Product<'_>, columns: usize, result: &CubeTensor) {
     let matrices = product.matrices;
     let client = product.x.client.clone();
     let operands = operands(product.x.dtype, matrices);
@@ -255,7 +254,7 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
     let outputs = product.outputs();
     // Decoding for few rows of `x` takes longer than the products, and more planes to hide its
     // latencies.
-    let decoding = product.sorted.is_some() && columns <= MAX_COLUMNS / 2;
+    let decoding = product.sorted().is_some() && columns <= MAX_COLUMNS / 2;
     let warpgroups = 2 + u32::from(decoding && matrices.format.is_fp4());
     let mut blueprint = WgmmaBlueprint {
         operands,
@@ -263,7 +262,7 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
         columns: columns as u32,
         stages: stages(&client, operands, warpgroups, columns as u32) as u32,
         gated: product.gated,
-        sorted: product.sorted.is_some(),
+        sorted: product.sorted().is_some(),
         by_position: product.permuted,
         scale_words: match matrices.format {
             WeightFormat::Fp4(_) => matrices.columns.is_multiple_of(128),
@@ -283,7 +282,7 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
     let tiles = positions.div_ceil(blueprint.outputs() as usize) * problems;
     let processors = Caps::of(&client).processors as usize;
     let cubes = tiles.min(processors).max(1);
-    let splits = match (product.sorted, product.gated) {
+    let splits = match (product.sorted(), product.gated) {
         (None, None) => splits_of(tiles, processors, matrices.columns, operands),
         _ => 1,
     };
@@ -309,7 +308,7 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
             address_type([x, &matrices.words, written]),
             size,
             WgmmaBoxesLaunch::new(
-                x_boxes(x, columns, product.matrix_count),
+                x_boxes(x, columns, product.matrix_count()),
                 row_boxes(
                     matrices,
                     (blueprint.rows() / blueprint.weight_boxes()) as usize,
@@ -321,7 +320,7 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
                 (x.meta.strides()[0] * x.elem_size() / 16) as u32,
             ),
             product.pairs_arg(),
-            product.sorted.map_or(0, |sorted| sorted.max_problems) as u32,
+            product.sorted().map_or(0, |sorted| sorted.max_problems) as u32,
             matrices.arg(),
             written.clone().into_buffer_arg(),
             blueprint,
@@ -334,7 +333,7 @@ pub(super) fn launch(product: &LargeM<'_>, columns: usize, result: &CubeTensor) 
 }
 
 /// Launches [`wgmma_fp8_kernel`].
-pub(super) fn launch_fp8(product: &LargeM<'_>, result: &CubeTensor) {
+pub(super) fn launch_fp8(product: &Product<'_>, result: &CubeTensor) {
     let (x, matrices, tile) = (product.x, product.matrices, FP8_TILE as usize);
     let x_scales = product.x_scales.expect("the scales of rounded rows");
     let client = x.client.clone();
@@ -354,7 +353,7 @@ pub(super) fn launch_fp8(product: &LargeM<'_>, result: &CubeTensor) {
             address_type([x, &matrices.words, result]),
             if blueprint.vectors { 8 } else { 1 },
             WgmmaBoxesLaunch::new(
-                x_boxes(x, tile, product.matrix_count),
+                x_boxes(x, tile, product.matrix_count()),
                 row_boxes(matrices, tile, SWIZZLED_WORDS),
             ),
             x_scales.clone().into_buffer_arg(),

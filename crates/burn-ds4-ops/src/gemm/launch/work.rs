@@ -1,3 +1,4 @@
+use super::SMALL_M_ROWS;
 use crate::caps::Caps;
 use crate::gemm::kernel::{Pairing, StreamBlueprint};
 
@@ -15,36 +16,50 @@ pub(super) enum CubeWork {
     Both,
 }
 
-/// How one launch is compiled for the routed experts and, if there is any, the shared one.
+/// How one launch is compiled for its problem, or its two.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ExpertBlueprints {
-    pub experts: StreamBlueprint,
-    pub shared: Option<StreamBlueprint>,
+pub(crate) struct Blueprints {
+    pub first: StreamBlueprint,
+    pub second: Option<StreamBlueprint>,
 }
 
-impl ExpertBlueprints {
+impl Blueprints {
     /// Cubes have the larger of both numbers of planes.
-    pub fn new(experts: StreamBlueprint, shared: Option<StreamBlueprint>) -> Self {
-        let cube_planes = shared
-            .map_or(0, |shared| shared.cube_planes)
-            .max(experts.cube_planes);
+    pub(super) fn new(first: StreamBlueprint, second: Option<StreamBlueprint>) -> Self {
+        let cube_planes = second
+            .map_or(0, |second| second.cube_planes)
+            .max(first.cube_planes);
         let with_planes = |blueprint| StreamBlueprint {
             cube_planes,
             ..blueprint
         };
         Self {
-            experts: with_planes(experts),
-            shared: shared.map(with_planes),
+            first: with_planes(first),
+            second: second.map(with_planes),
         }
     }
 
-    pub fn both(&self) -> impl Iterator<Item = &StreamBlueprint> {
-        std::iter::once(&self.experts).chain(&self.shared)
+    /// What `of` makes of the first of `budgets` that fits, for so many rows of `x`. The choice
+    /// depends on the device and the weights alone, because it decides how K is split: it is `None`
+    /// for more than [`SMALL_M_ROWS`], or where shared memory is too small for as many.
+    pub(super) fn by_budget<B>(
+        budgets: &[B],
+        rows: usize,
+        (caps, work): (&Caps, CubeWork),
+        of: impl Fn(&B, usize) -> Self,
+    ) -> Option<Self> {
+        let fits = |budget: &&B| of(budget, SMALL_M_ROWS).fits(caps, work);
+        let budget = budgets.iter().find(fits)?;
+        (rows <= SMALL_M_ROWS).then(|| of(budget, rows))
+    }
+
+    fn both(&self) -> impl Iterator<Item = &StreamBlueprint> {
+        std::iter::once(&self.first).chain(&self.second)
     }
 
     /// Whether a cube has a unit for each pair that it groups, and enough shared memory for so many
     /// pairs and for fewer.
-    pub fn fits(&self, caps: &Caps, work: CubeWork) -> bool {
+    pub(super) fn fits(&self, caps: &Caps, work: CubeWork) -> bool {
         let of = |bytes: fn(StreamBlueprint) -> usize| self.both().map(move |own| bytes(*own));
         let of_work = |bytes| match work {
             CubeWork::Either => of(bytes).max().unwrap_or(0),
@@ -62,7 +77,7 @@ impl ExpertBlueprints {
 
     /// The same with partials of exactly as many tiles as a plane has, of either, if those are few
     /// and fit: there is one barrier for their sums, and what is left of shared memory is cache.
-    pub fn with_partials_of(self, [tiles, shared_tiles]: [usize; 2], caps: &Caps) -> Self {
+    pub(super) fn with_partials_of(self, [tiles, second_tiles]: [usize; 2], caps: &Caps) -> Self {
         let of = |own: StreamBlueprint, tiles: usize| StreamBlueprint {
             partial_tiles: match (1..=MAX_PARTIAL_TILES as usize).contains(&tiles) {
                 true => tiles as u32,
@@ -71,8 +86,8 @@ impl ExpertBlueprints {
             ..own
         };
         let own = Self {
-            experts: of(self.experts, tiles),
-            shared: self.shared.map(|shared| of(shared, shared_tiles)),
+            first: of(self.first, tiles),
+            second: self.second.map(|second| of(second, second_tiles)),
         };
         match own.fits(caps, CubeWork::Either) {
             true => own,
