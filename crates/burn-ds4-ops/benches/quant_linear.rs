@@ -2,9 +2,7 @@
 
 use burn::tensor::{DType, Distribution, FloatDType, Tensor};
 use burn_ds4_ops::matmul::small_m_matmul_group;
-use burn_ds4_ops::quant::{
-    Activations, FP4_BLOCK, Weights, quant_linear, quant_linear_group, quant_linear_pair,
-};
+use burn_ds4_ops::quant::{Activations, FP4_BLOCK, Weights, quant_linear, quant_linear_group};
 
 use super::{
     super::common::values,
@@ -191,8 +189,9 @@ fn run_pair(x: &Tensor<2>, [first, second]: &[Weights; 2], apart: bool) -> (Tens
             .map(|weights| quant_linear(x.clone(), weights).expect("a matrix"))
             .into();
     }
-    let products = quant_linear_pair(x.clone(), [first, second]);
-    products.expect("matrices").into()
+    let options = small_m::options(BF16_TO_F32);
+    let products = quant_linear_group(x.clone(), [first, second], &[], options);
+    products.expect("matrices").0.into()
 }
 
 /// Two FP8 matrices and some of `bf16`.
@@ -230,8 +229,8 @@ fn group_case(
                     let [first, second] = &weights;
                     let (pair, products) = if variant == APART {
                         let products = small_m_matmul_group(x.clone(), &dense, options);
-                        let pair = quant_linear_pair(x.clone(), [first, second]);
-                        (pair.expect("matrices"), products.expect("matrices"))
+                        let pair = quant_linear_group(x.clone(), [first, second], &[], options);
+                        (pair.expect("matrices").0, products.expect("matrices"))
                     } else {
                         quant_linear_group(x.clone(), [first, second], &dense, options)
                             .expect("matrices")

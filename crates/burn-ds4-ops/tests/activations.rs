@@ -1,8 +1,9 @@
 //! Products that round what they take to FP8, against products of what the oracle rounds.
 
 use burn::tensor::{FloatDType, Tensor};
+use burn_ds4_ops::matmul::SmallMOptions;
 use burn_ds4_ops::quant::{
-    Activations, FP8_BLOCK, fp8_roundtrip, grouped_linear, quant_linear_pair,
+    Activations, FP8_BLOCK, fp8_roundtrip, grouped_linear, quant_linear_group,
 };
 
 use super::common::{
@@ -112,7 +113,9 @@ fn pairs_and_groups_round_as_single_maps_do() {
         for modes in [[RELEASED; 2], [RELEASED, Activations::Exact]] {
             let [first, second] = [(&first, modes[0]), (&second, modes[1])]
                 .map(|(weights, mode)| weights.clone().with_activations(mode));
-            let pair = quant_linear_pair(x.clone(), [&first, &second]).expect("they fit");
+            let options = SmallMOptions::default();
+            let products = quant_linear_group(x.clone(), [&first, &second], &[], options);
+            let (pair, _) = products.expect("they fit");
             for (actual, weights) in pair.into_iter().zip([&first, &second]) {
                 let alone = linear(x.clone(), weights);
                 assert_close(&values(actual), &alone, EXACT, &format!("{name} {modes:?}"));

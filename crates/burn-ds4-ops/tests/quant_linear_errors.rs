@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_ds4_ops::matmul::SmallMOptions;
-use burn_ds4_ops::quant::{Weights, quant_linear_group, quant_linear_pair};
+use burn_ds4_ops::quant::{Weights, quant_linear_group};
 
 use super::common::{assert_on_another_device, assert_refused, devices, two_devices};
 use super::packing::{FP8, Packed};
@@ -24,9 +24,10 @@ fn what_does_not_fit_is_refused_by_name() {
             let of_dense = [Tensor::<2>::zeros([2, 4], (device, DType::F32))];
             for (index, weights) in [[&other, &fits], [&fits, &other]].into_iter().enumerate() {
                 let message = format!("`weights[{index}]` {message}");
-                assert_refused(quant_linear_pair(x(), weights), &message);
-                let result = quant_linear_group(x(), weights, &of_dense, SmallMOptions::default());
-                assert_refused(result, &message);
+                for dense in [&[][..], &of_dense] {
+                    let result = quant_linear_group(x(), weights, dense, SmallMOptions::default());
+                    assert_refused(result, &message);
+                }
             }
         }
         let refused = |columns, invariant_rows, message| {
@@ -47,7 +48,6 @@ fn what_does_not_fit_is_refused_by_name() {
     let x = || Tensor::<2>::zeros([3, 4], (device, DType::F64));
     let weights = Packed::exact(FP8, [1, 5, 4], 0, 1).on(device);
     let message = "`x` has dtype F64, expected F32, F16 or BF16";
-    assert_refused(quant_linear_pair(x(), [&weights; 2]), message);
     let result = quant_linear_group(x(), [&weights; 2], &[], SmallMOptions::default());
     assert_refused(result, message);
 }
@@ -59,13 +59,15 @@ fn weights_on_another_device_are_refused() {
     let packed = Packed::exact(FP8, [1, 5, 4], 0, 1);
     let (here, there) = (packed.on(first), packed.on(second));
     let x = || Tensor::<2>::zeros([3, 4], (first, DType::F32));
-    let result = quant_linear_pair(x(), [&there, &here]);
-    assert_on_another_device(result, ["weights[0]", "x"]);
-    let result = quant_linear_pair(x(), [&here, &there]);
-    assert_on_another_device(result, ["weights[1]", "x"]);
     let dense = [Tensor::<2>::zeros([2, 4], (second, DType::F32))];
-    let result = quant_linear_group(x(), [&here; 2], &dense, SmallMOptions::default());
-    assert_on_another_device(result, ["dense", "x"]);
+    for (weights, dense, name) in [
+        ([&there, &here], &[][..], "weights[0]"),
+        ([&here, &there], &[], "weights[1]"),
+        ([&here; 2], &dense, "dense"),
+    ] {
+        let result = quant_linear_group(x(), weights, dense, SmallMOptions::default());
+        assert_on_another_device(result, [name, "x"]);
+    }
 }
 
 catalogue![

@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_ds4_ops::matmul::SmallMOptions;
-use burn_ds4_ops::quant::{Activations, Weights, quant_linear_group, quant_linear_pair};
+use burn_ds4_ops::quant::{Activations, Weights, quant_linear_group};
 
 use super::common::{devices, every_dtype, is_gpu, skip, some};
 use super::linear::{Input, linear, read_product};
@@ -29,8 +29,7 @@ const ALIKE: [[Format; 2]; 5] = [
     [FP8, FP8_PAIR],
 ];
 
-/// Reads back what `quant_linear_group` gives, and `quant_linear_pair` where there are no dense
-/// weights.
+/// Reads back what `quant_linear_group` gives.
 #[track_caller]
 fn group<const D: usize>(
     x: Tensor<D>,
@@ -44,13 +43,7 @@ fn group<const D: usize>(
     } else {
         dtype
     };
-    let (pair, products) = if dense.is_empty() {
-        (quant_linear_pair(x, weights), Vec::new())
-    } else {
-        let (pair, products) = quant_linear_group(x, weights, dense, options).expect("they fit");
-        (Ok(pair), products)
-    };
-    let pair = pair.expect("they fit");
+    let (pair, products) = quant_linear_group(x, weights, dense, options).expect("they fit");
     let [first, second] = pair;
     let pair = [(first, weights[0]), (second, weights[1])];
     assert_eq!(products.len(), dense.len());

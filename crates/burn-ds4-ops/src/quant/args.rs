@@ -29,13 +29,6 @@ pub enum Activations {
     Released,
 }
 
-impl Activations {
-    #[cfg(feature = "cube")]
-    pub(crate) fn are_rounded(self) -> bool {
-        self == Self::Released
-    }
-}
-
 /// [`Weights`](super::Weights) as backends see them: a stack of matrices `[count, out, in]`.
 #[derive(Clone, Debug, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]

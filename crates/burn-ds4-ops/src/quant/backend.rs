@@ -47,10 +47,8 @@ pub trait QuantOps: MatmulOps {
         reference::grouped_linear::<Self>(x, weights, activations)
     }
 
-    /// See [`quant_linear_pair`](super::quant_linear_pair) and
-    /// [`quant_linear_group`](super::quant_linear_group); `x` is `[rows, in]`. The `dense` weights
-    /// have one dtype; with any, there are at most
-    /// [`INVARIANT_ROWS`](crate::matmul::INVARIANT_ROWS) rows.
+    /// See [`quant_linear_group`](super::quant_linear_group); `x` is `[rows, in]`. The `dense`
+    /// weights have one dtype; with any, there are at most [`INVARIANT_ROWS`] rows.
     #[fusion(meta = |x, first, second, dense, _activations, dtype| {
         fusion::group(x, [first, second], dense, *dtype)
     })]
@@ -99,25 +97,20 @@ impl QuantOps for burn_cubecl::CubeBackend {
         activations: Activations,
         dtype: FloatDType,
     ) -> LinearProducts<Self> {
-        let packed = [first, second];
-        let matrices = || packed.clone().map(Into::into);
-        // The products with dense weights are of exact activations.
-        if activations == Activations::Exact {
-            let weights = dense.clone().into_vec();
-            let products = launch::multiply_group(&x, matrices(), &weights, dtype.into());
-            if let Some(products) = products {
-                return products;
-            }
+        let matrices = || [&first, &second].map(|one| one.clone().into());
+        let group = |dense: &[_]| launch::group(&x, matrices(), dense, activations, dtype.into());
+        if let Some(products) = group(&dense.clone().into_vec()) {
+            return products;
         }
         let dense = Self::small_m_matmul(x.clone(), dense, dtype, INVARIANT_ROWS);
-        let products = launch::multiply_both(&x, matrices(), activations);
+        if let Some(pair) = group(&[]) {
+            return LinearProducts { dense, ..pair };
+        }
         // Each rounds for itself, since what FP8 tensor cores multiply is not rounded rows.
-        let [first, second] = products.unwrap_or_else(|| {
-            packed.map(|one| reference::linear::<Self>(x.clone(), one, activations))
-        });
+        let product = |one| reference::linear::<Self>(x.clone(), one, activations);
         LinearProducts {
-            first,
-            second,
+            first: product(first.clone()),
+            second: product(second.clone()),
             dense,
         }
     }

@@ -11,11 +11,12 @@ use crate::caps::Caps;
 use crate::gemm::kernel::WeightFormat;
 use crate::gemm::launch::dense::ListOutput;
 use crate::gemm::launch::{
-    LinearGroup, LinearGroupBlueprint, Product, SMALL_M_ROWS, Schedule, StreamBlueprint,
-    StreamProblem, can_multiply, has_tiles, launch_stream, quantize,
+    LinearGroupBlueprint, Product, SMALL_M_ROWS, Schedule, StreamBlueprint, StreamProblem,
+    can_multiply, has_tiles, launch_group, launch_stream, quantize,
 };
 use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{aligned, elements_view, narrow, output};
+use crate::matmul::TensorList;
 use crate::roundtrip::SmallFloat;
 use crate::roundtrip::launch::{can_round, round};
 
@@ -117,7 +118,7 @@ fn multiply(
     result: &CubeTensor,
 ) {
     let x = aligned(x);
-    let schedule = Schedule::of_rows(&x, rows, matrices, activations.are_rounded());
+    let schedule = Schedule::of_rows(&x, rows, matrices, activations == Activations::Released);
     if schedule == Schedule::Fp8 {
         let (codes, scales) = quantize(&x, matrices);
         let product = Product {
@@ -181,78 +182,58 @@ fn packed_blueprint(
     })
 }
 
-/// The operands of products of a few rows with two packed matrices, and memory for those.
-struct PackedProducts {
-    x: CubeTensor,
-    matrices: [Matrices; 2],
-    products: [CubeTensor; 2],
-}
-
-impl PackedProducts {
-    fn new(x: CubeTensor, matrices: [Matrices; 2]) -> Self {
-        let (x, matrices) = (aligned(x), matrices.map(Matrices::contiguous));
-        let rows = x.meta.shape()[0];
-        let product = |matrix: &Matrices| output(&x, [rows, matrix.rows], x.dtype);
-        let products = matrices.each_ref().map(product);
-        Self {
-            x,
-            matrices,
-            products,
-        }
-    }
-
-    fn problems(&self, blueprint: StreamBlueprint) -> [StreamProblem<'_>; 2] {
-        [0, 1].map(|of| StreamProblem {
-            product: Product::of_rows(&self.x, &self.matrices[of]),
-            output: &self.products[of],
-            blueprint,
-        })
-    }
-}
-
-/// `x · Wᵀ` for two matrices. `None` where they can not be one launch.
-pub(super) fn multiply_both(
+/// `x · Wᵀ` for two packed matrices and, in `dtype`, for each of some `dense` weights of one dtype,
+/// which take `x` as it is. `None` where they can not be one launch.
+pub(super) fn group(
     x: &CubeTensor,
-    matrices: [Matrices; 2],
+    packed: [Matrices; 2],
+    dense: &[CubeTensor],
     activations: Activations,
-) -> Option<[CubeTensor; 2]> {
-    let blueprint = packed_blueprint(x, &matrices, x.meta.shape()[0])?;
-    let both = PackedProducts::new(input(x.clone(), activations), matrices);
-    let [first, second] = both.problems(blueprint);
-    launch_stream(&first, Some(&second));
-    Some(both.products)
-}
-
-/// `x · Wᵀ` for two packed matrices and, in `dtype`, for each of some weights of floats of one
-/// dtype. `None` where they can not be one launch.
-pub(super) fn multiply_group(
-    x: &CubeTensor,
-    matrices: [Matrices; 2],
-    weights: &[CubeTensor],
     dtype: DType,
 ) -> Option<LinearProducts<CubeBackend>> {
     let [rows, _] = x.shape().dims();
-    // With `x` in registers, all planes of a cube multiply one tile, so that they read neighbouring
-    // weights. In a shared launch, that pays for a single row as well.
-    let several = packed_blueprint(x, &matrices, rows.max(2))?;
-    let packed = match several.x_in_registers {
-        true => several,
-        false => packed_blueprint(x, &matrices, rows)?,
+    let pair = packed_blueprint(x, &packed, rows)?;
+    let all = match dense {
+        [] => None,
+        _ if activations != Activations::Exact => return None,
+        _ => {
+            // With `x` in registers, all planes of a cube multiply one tile, so that they read
+            // neighbouring weights. In a shared launch, that pays for a single row as well.
+            let several = packed_blueprint(x, &packed, rows.max(2))?;
+            let pair = if several.x_in_registers {
+                several
+            } else {
+                pair
+            };
+            Some(LinearGroupBlueprint::new(pair, x, dense)?)
+        }
     };
-    let blueprint = LinearGroupBlueprint::new(packed, x, weights)?;
-    let weights: Vec<_> = weights.iter().cloned().map(into_contiguous).collect();
-    let both = PackedProducts::new(x.clone(), matrices);
-    let results = ListOutput::new(&both.x, &weights, dtype);
-    LinearGroup {
-        packed: both.problems(blueprint.packed),
-        dense: results.list(&weights),
-        output: &results.all,
-    }
-    .launch(blueprint);
-    let [first, second] = both.products;
+    let x = &aligned(input(x.clone(), activations));
+    let packed = packed.map(Matrices::contiguous);
+    let products = packed
+        .each_ref()
+        .map(|matrix| output(x, [rows, matrix.rows], x.dtype));
+    let problems = [0, 1].map(|of| StreamProblem {
+        product: Product::of_rows(x, &packed[of]),
+        output: &products[of],
+        blueprint: all.map_or(pair, |all| all.packed),
+    });
+    let dense = match all {
+        None => {
+            launch_stream(&problems[0], Some(&problems[1]));
+            TensorList::Zero
+        }
+        Some(blueprint) => {
+            let dense: Vec<_> = dense.iter().cloned().map(into_contiguous).collect();
+            let results = ListOutput::new(x, &dense, dtype);
+            launch_group(&problems, &results.list(&dense), &results.all, blueprint);
+            results.into_products(&dense)
+        }
+    };
+    let [first, second] = products;
     Some(LinearProducts {
         first,
         second,
-        dense: results.into_products(&weights),
+        dense,
     })
 }

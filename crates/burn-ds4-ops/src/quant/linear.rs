@@ -65,54 +65,10 @@ pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<T
     multiply(x, weights, shape)
 }
 
-/// Multiplies one `x` by two matrices: the results of [`quant_linear`] for each, with the same
-/// bits.
-///
-/// # Shapes and dtypes
-///
-/// - `x`: `[.., in]`, `F32`, `F16` or `BF16`
-/// - `weights`: one matrix each, `[1, out, in]`, each with its own `out` and format
-/// - output: `[.., out]` for each, in the dtype of `x`
-///
-/// # Kernels
-///
-/// Up to 16 rows by two FP8 or two FP4 matrices are one launch wherever tensor cores multiply by
-/// either: some of its cubes have the rows of one matrix, the rest those of the other. Everything
-/// else is [`quant_linear`] twice.
-///
-/// # Errors
-///
-/// [`OpError`] where `x` has another dtype, or one of `weights`, named by its index, is not one
-/// matrix with as many columns as `x`, or is on another device.
-///
-/// # Example
-///
-/// ```
-/// # #[cfg(feature = "flex")] {
-/// use burn::tensor::{Device, Tensor, TensorData};
-/// use burn_ds4_ops::quant::{Weights, quant_linear_pair};
-///
-/// let device = Device::flex();
-/// let matrix = |rows| Weights::dense(Tensor::<3>::ones([1, rows, 2], &device));
-/// let (first, second) = (matrix(1)?, matrix(2)?);
-/// let x = Tensor::<2>::from_data([[1.0, 2.0]], &device);
-/// let [y, z] = quant_linear_pair(x, [&first, &second])?;
-/// y.into_data().assert_eq(&TensorData::from([[3.0_f32]]), true);
-/// z.into_data().assert_eq(&TensorData::from([[3.0_f32, 3.0]]), true);
-/// # }
-/// # Ok::<(), burn_ds4_ops::OpError>(())
-/// ```
-pub fn quant_linear_pair<const D: usize>(
-    x: Tensor<D>,
-    weights: [&Weights; 2],
-) -> Result<[Tensor<D>; 2], OpError> {
-    let (products, _) = quant_linear_group(x, weights, &[], SmallMOptions::default())?;
-    Ok(products)
-}
-
-/// [`quant_linear_pair`] and, by the same `x`, [`small_m_matmul_group`]: the results of both, with
-/// the same bits. A decode step multiplies the input of a layer's attention by the two packed
-/// matrices of queries and keys and by the dense ones of its compressors.
+/// Multiplies one `x` by two matrices and any number of dense ones: the results of
+/// [`quant_linear`] for each of the two and of [`small_m_matmul_group`], with the same bits. A
+/// decode step multiplies the input of a layer's attention by the two packed matrices of queries
+/// and keys and by the dense ones of its compressors.
 ///
 /// # Shapes and dtypes
 ///
@@ -127,16 +83,19 @@ pub fn quant_linear_pair<const D: usize>(
 ///
 /// # Kernels
 ///
-/// Up to 8 rows by two FP8 or two FP4 matrices of one layout and up to five dense ones of one
-/// 16-bit dtype are one launch, wherever tensor cores multiply by both kinds, shared memory is
-/// large enough, and both need cubes of as many planes: those of 4096 columns do, those of 7168 do
-/// not. Some of its cubes have the pair, the rest have the dense matrices. Everything else, and
-/// rounded activations, are the two functions one after the other.
+/// Up to 16 rows by two FP8 or two FP4 matrices of one layout are one launch wherever tensor cores
+/// multiply by either: some of its cubes have the rows of one matrix, the rest those of the other.
+///
+/// Up to 8 rows by both and up to five dense ones of one 16-bit dtype are one launch as well, if
+/// shared memory is large enough, and both kinds need cubes of as many planes: those of 4096
+/// columns do, those of 7168 do not. With rounded activations, and everywhere else, there is a
+/// launch for each.
 ///
 /// # Errors
 ///
-/// As [`quant_linear_pair`] for `x` and `weights`, and as [`small_m_matmul_group`] for `dense` and
-/// `options`.
+/// [`OpError`] where `x` has another dtype, or one of `weights`, named by its index, is not one
+/// matrix with as many columns as `x`, or is on another device; as [`small_m_matmul_group`] for
+/// `dense` and `options`.
 ///
 /// # Example
 ///
@@ -158,6 +117,7 @@ pub fn quant_linear_pair<const D: usize>(
 /// # }
 /// # Ok::<(), burn_ds4_ops::OpError>(())
 /// ```
+#[doc(alias = "quant_linear_pair")]
 pub fn quant_linear_group<const D: usize>(
     x: Tensor<D>,
     weights: [&Weights; 2],

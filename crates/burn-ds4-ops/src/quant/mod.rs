@@ -19,11 +19,10 @@
 //!
 //! # Exactness
 //!
-//! Every function except [`quant_linear`], [`quant_linear_pair`], [`quant_linear_group`] and
-//! [`grouped_linear`] gives the same bits on every device: code values and E8M0 scales come from
-//! tables, the scales of round trips are found by comparison with powers of two instead of a
-//! logarithm, and no result goes through a division. Nothing is read back to the host. Two things
-//! depend on the device:
+//! Every function except [`quant_linear`], [`quant_linear_group`] and [`grouped_linear`] gives the
+//! same bits on every device: code values and E8M0 scales come from tables, the scales of round
+//! trips are found by comparison with powers of two instead of a logarithm, and no result goes
+//! through a division. Nothing is read back to the host. Two things depend on the device:
 //!
 //! - results and scales below the `f32` normal range (`2^-126`), which a device that flushes
 //!   denormals turns into zero; among the E8M0 scales that is byte 0, and byte 1 times the code
@@ -49,7 +48,7 @@ pub use crate::gemm::{FP8_BLOCK, Fp4Layout, repack_fp4};
 pub(crate) use args::PackedWeights;
 pub use args::{Activations, FP4_BLOCK};
 pub(crate) use backend::QuantOps;
-pub use linear::{grouped_linear, quant_linear, quant_linear_group, quant_linear_pair};
+pub use linear::{grouped_linear, quant_linear, quant_linear_group};
 #[cfg(feature = "flex")]
 pub(crate) use reference::linear;
 pub use roundtrips::{fp4_roundtrip, fp8_roundtrip, hadamard};

@@ -55,80 +55,68 @@ impl LinearGroupBlueprint {
     }
 }
 
-/// Two packed matrices and some dense ones, which are multiplied by the same rows.
-pub(crate) struct LinearGroup<'a> {
-    /// Of contiguous rows, without ids and gates, by the blueprint's packed part.
-    pub packed: [StreamProblem<'a>; 2],
-    /// Contiguous weights.
-    pub dense: MatrixList<'a>,
-    /// The products with the dense ones.
-    pub output: &'a CubeTensor,
+/// How many of `cubes` have the packed matrices: as many as leave the busiest cube the least work.
+fn packed_cubes(packed: &[StreamProblem<'_>; 2], dense: &MatrixList<'_>, cubes: usize) -> usize {
+    let columns = packed[0].product.matrices.columns;
+    let packed_tiles: usize = packed.iter().map(StreamProblem::tiles).sum();
+    let packed_work: f64 = packed.iter().map(StreamProblem::work).sum();
+    let dense_tiles = dense.tiles(TILE_ROWS);
+    let vectors = TILE_ROWS * columns * dense.weights[0].elem_size() / 16;
+    let tile_work = [
+        packed_work / packed_tiles as f64,
+        vectors as f64 * DENSE_WORK,
+    ];
+    let work = |packed_cubes: usize| {
+        let own = packed_tiles.div_ceil(packed_cubes) as f64 * tile_work[0];
+        let rest = dense_tiles.div_ceil(cubes - packed_cubes) as f64 * tile_work[1];
+        (own.max(rest), own + rest)
+    };
+    let less = |&a: &usize, &b: &usize| {
+        let (a, b) = (work(a), work(b));
+        a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
+    };
+    (packed.len()..cubes).min_by(less).unwrap_or(packed.len())
 }
 
-impl LinearGroup<'_> {
-    /// How many of `cubes` have the packed matrices: as many as leave the busiest cube the least
-    /// work.
-    fn packed_cubes(&self, cubes: usize) -> usize {
-        let columns = self.packed[0].product.matrices.columns;
-        let packed_tiles: usize = self.packed.iter().map(StreamProblem::tiles).sum();
-        let packed_work: f64 = self.packed.iter().map(StreamProblem::work).sum();
-        let dense_tiles = self.dense.tiles(TILE_ROWS);
-        let vectors = TILE_ROWS * columns * self.dense.weights[0].elem_size() / 16;
-        let tile_work = [
-            packed_work / packed_tiles as f64,
-            vectors as f64 * DENSE_WORK,
-        ];
-        let least = self.packed.len();
-        let work = |packed_cubes: &usize| {
-            let own = packed_tiles.div_ceil(*packed_cubes) as f64 * tile_work[0];
-            let rest = dense_tiles.div_ceil(cubes - packed_cubes) as f64 * tile_work[1];
-            (own.max(rest), own + rest)
-        };
-        let choices = (least..cubes).map(|packed_cubes| (work(&packed_cubes), packed_cubes));
-        let (_, best) = choices
-            .min_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)))
-            .unwrap_or(((0.0, 0.0), least));
-        best
-    }
-
-    /// Multiplies all, in one launch.
-    pub fn launch(&self, blueprint: LinearGroupBlueprint) {
-        let [first, second] = &self.packed;
-        let x = first.product.x;
-        let client = x.client.clone();
-        let caps = Caps::of(&client);
-        // One for each packed matrix and for the dense ones, whatever the device has.
-        let cubes = (caps.processors as usize).max(self.packed.len() + 1);
-        let division = CubeDivision::new(first, Some(second), self.packed_cubes(cubes));
-        let tiles = division.plane_tiles(first, Some(second));
-        let blueprint = blueprint.with_partials_of(tiles[0].max(tiles[1]), &caps);
-        let dense_tiles = self.dense.tiles(TILE_ROWS);
-        let cubes = cubes.min(division.cubes + dense_tiles);
-        let size = 16 / x.elem_size();
-        let dtypes = [x.dtype, self.output.dtype].map(dtype_to_storage_type);
-        // SAFETY: rows and columns past the end are read as others, and not used; writes are within
-        // the outputs and `[rows, height]` of each dense matrix.
-        unsafe {
-            linear_group_kernel::launch_unchecked(
-                &client,
-                CubeCount::Static(cubes as u32, 1, 1),
-                blueprint.packed.cube_dim(),
-                // Offsets in shared memory that are as wide as addresses are part of the
-                // instructions.
-                AddressType::U64,
-                size,
-                x.clone().into_buffer_arg(),
-                x.meta.strides()[0] / size,
-                first.arg(),
-                Some(second.arg()).into(),
-                division.arg(first),
-                DenseProblemLaunch::new(
-                    self.dense.arg(TILE_ROWS),
-                    self.output.clone().into_buffer_arg(),
-                ),
-                blueprint,
-                dtypes,
-            );
-        }
+/// Multiplies the same contiguous rows by two packed matrices, without ids and gates, by the
+/// blueprint's packed part, and by contiguous dense ones, whose products go to `output`: all in one
+/// launch.
+pub(crate) fn launch_group(
+    packed: &[StreamProblem<'_>; 2],
+    dense: &MatrixList<'_>,
+    output: &CubeTensor,
+    blueprint: LinearGroupBlueprint,
+) {
+    let [first, second] = packed;
+    let x = first.product.x;
+    let client = x.client.clone();
+    let caps = Caps::of(&client);
+    // One for each packed matrix and for the dense ones, whatever the device has.
+    let cubes = (caps.processors as usize).max(packed.len() + 1);
+    let division = CubeDivision::new(first, Some(second), packed_cubes(packed, dense, cubes));
+    let tiles = division.plane_tiles(first, Some(second));
+    let blueprint = blueprint.with_partials_of(tiles[0].max(tiles[1]), &caps);
+    let cubes = cubes.min(division.cubes + dense.tiles(TILE_ROWS));
+    let size = 16 / x.elem_size();
+    let dtypes = [x.dtype, output.dtype].map(dtype_to_storage_type);
+    // SAFETY: rows and columns past the end are read as others, and not used; writes are within
+    // the outputs and `[rows, height]` of each dense matrix.
+    unsafe {
+        linear_group_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(cubes as u32, 1, 1),
+            blueprint.packed.cube_dim(),
+            // Offsets in shared memory that are as wide as addresses are part of the instructions.
+            AddressType::U64,
+            size,
+            x.clone().into_buffer_arg(),
+            x.meta.strides()[0] / size,
+            first.arg(),
+            Some(second.arg()).into(),
+            division.arg(first),
+            DenseProblemLaunch::new(dense.arg(TILE_ROWS), output.clone().into_buffer_arg()),
+            blueprint,
+            dtypes,
+        );
     }
 }

@@ -24,7 +24,7 @@ use crate::launching::MAX_CUBES;
 
 pub(crate) use super::kernel::{LinearGroupBlueprint, StreamBlueprint};
 pub(crate) use large_m::Schedule;
-pub(crate) use linear_group::LinearGroup;
+pub(crate) use linear_group::launch_group;
 pub(crate) use portable::can_sum_pairs;
 pub(crate) use problem::StreamProblem;
 pub(crate) use product::{Grouping, Product};
