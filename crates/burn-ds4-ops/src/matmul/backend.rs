@@ -85,6 +85,7 @@ impl MatmulOps for burn_cubecl::CubeBackend {
 #[cfg(feature = "fusion")]
 pub(crate) mod fusion {
     use super::super::tensor_list::TensorListMetadata;
+    use crate::optional::OptionalFloatMetadata;
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::FloatDType;
 
@@ -93,17 +94,19 @@ pub(crate) mod fusion {
         weights: &TensorListMetadata,
         dtype: FloatDType,
     ) -> TensorListMetadata {
-        use TensorListMetadata as Group;
-        let of = |weight: &TensorSpec| {
-            TensorSpec::new([x.shape[0], weight.shape[0]].into(), dtype.into())
+        let of = |weight: &OptionalFloatMetadata| match weight {
+            OptionalFloatMetadata::None => OptionalFloatMetadata::None,
+            OptionalFloatMetadata::Some(weight) => {
+                let shape = [x.shape[0], weight.shape[0]].into();
+                OptionalFloatMetadata::Some(TensorSpec::new(shape, dtype.into()))
+            }
         };
-        match weights {
-            Group::Zero => Group::Zero,
-            Group::One(a) => Group::One(of(a)),
-            Group::Two(a, b) => Group::Two(of(a), of(b)),
-            Group::Three(a, b, c) => Group::Three(of(a), of(b), of(c)),
-            Group::Four(a, b, c, d) => Group::Four(of(a), of(b), of(c), of(d)),
-            Group::Five(a, b, c, d, e) => Group::Five(of(a), of(b), of(c), of(d), of(e)),
+        TensorListMetadata {
+            a: of(&weights.a),
+            b: of(&weights.b),
+            c: of(&weights.c),
+            d: of(&weights.d),
+            e: of(&weights.e),
         }
     }
 }

@@ -25,19 +25,13 @@ pub(super) fn small_m_matmul(
     invariant_rows: usize,
 ) -> TensorList<CubeBackend> {
     let [rows, _] = x.shape().dims();
-    match weights {
-        TensorList::Zero => TensorList::Zero,
-        TensorList::One(weight) => TensorList::One(product(x, weight, dtype, invariant_rows)),
-        weights if rows > invariant_rows => {
-            weights.map(|weight| product(x.clone(), weight, dtype, invariant_rows))
-        }
-        weights => {
-            let weights = weights.into_vec();
-            let results = ListOutput::new(&x, &weights, dtype);
-            results.list(&weights).launch(x, &results.all);
-            results.into_products(&weights)
-        }
+    let list = weights.clone().into_vec();
+    if list.len() < 2 || rows > invariant_rows {
+        return weights.map(|weight| product(x.clone(), weight, dtype, invariant_rows));
     }
+    let results = ListOutput::new(&x, &list, dtype);
+    results.list(&list).launch(x, &results.all);
+    results.into_products(&list)
 }
 
 fn product(x: CubeTensor, weight: CubeTensor, dtype: DType, invariant_rows: usize) -> CubeTensor {

@@ -152,14 +152,15 @@ pub(crate) fn multiply_one<B: MatmulOps>(
     weight: FloatTensor<B>,
     dtype: FloatDType,
 ) -> FloatTensor<B> {
-    let products = B::small_m_matmul(x, TensorList::One(weight), dtype, INVARIANT_ROWS);
+    let weight = TensorList::new(vec![weight]);
+    let products = B::small_m_matmul(x, weight, dtype, INVARIANT_ROWS);
     products.into_vec().remove(0)
 }
 
 /// Weights, at most [`MAX_LIST`], as backends take them.
 pub(crate) fn tensor_list(weights: &[Tensor<2>]) -> TensorList<Dispatch> {
     let weights = weights.iter().cloned().map(Tensor::into_dispatch);
-    TensorList::new(weights.collect()).expect("as many as a group may have")
+    TensorList::new(weights.collect())
 }
 
 /// The products with a group for an `x` of shape `shape`.

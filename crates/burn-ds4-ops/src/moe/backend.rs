@@ -44,9 +44,7 @@ pub trait MoeOps: QuantOps {
         #[extension_type] routed: PackedExperts<Self>,
         #[extension_type] shared: PackedExperts<Self>,
     ) -> FloatTensor<Self> {
-        let routed = Self::expert_ffn(x.clone(), ids, weights, routed);
-        let apply = |x, ids, weights| Self::expert_ffn(x, ids, weights, shared);
-        reference::add_shared::<Self>(routed, x, apply)
+        reference::mixture::<Self>(x, ids, weights, routed, shared)
     }
 }
 
@@ -83,11 +81,8 @@ impl MoeOps for burn_cubecl::CubeBackend {
         routed: PackedExperts<Self>,
         shared: PackedExperts<Self>,
     ) -> FloatTensor<Self> {
-        launch::sums(&x, &ids, &weights, &routed, Some(&shared)).unwrap_or_else(|| {
-            let routed = Self::expert_ffn(x.clone(), ids, weights, routed);
-            let apply = |x, ids, weights| Self::expert_ffn(x, ids, weights, shared);
-            reference::add_shared::<Self>(routed, x, apply)
-        })
+        launch::sums(&x, &ids, &weights, &routed, Some(&shared))
+            .unwrap_or_else(|| reference::mixture::<Self>(x, ids, weights, routed, shared))
     }
 }
 

@@ -8,6 +8,7 @@ use burn::tensor::{FloatDType, IntDType, Shape};
 use burn::tensor::{IndexingUpdateOp, TensorData, read_sync};
 
 use super::args::PackedExperts;
+use super::backend::MoeOps;
 #[cfg(feature = "flex")]
 use crate::quant::{Activations, linear};
 use crate::quant::{FP8_BLOCK, PackedWeights, QuantOps};
@@ -76,17 +77,20 @@ pub(super) fn gathered<B: QuantOps>(
 }
 
 /// Adds the shared expert's output to that of the routed ones, rounded to the dtype of `x`. Every
-/// token has it with weight 1; `shared` applies it to tokens by their ids and weights.
-pub(super) fn add_shared<B: Backend>(
-    routed: FloatTensor<B>,
+/// token has it with weight 1.
+pub(super) fn mixture<B: MoeOps>(
     x: FloatTensor<B>,
-    shared: impl FnOnce(FloatTensor<B>, IntTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
+    ids: IntTensor<B>,
+    weights: FloatTensor<B>,
+    routed: PackedExperts<B>,
+    shared: PackedExperts<B>,
 ) -> FloatTensor<B> {
+    let routed = B::expert_ffn(x.clone(), ids, weights, routed);
     let (dtype, device) = (x.dtype().into(), x.device());
     let [tokens, _] = x.shape().dims();
     let to_first = B::int_zeros(Shape::new([tokens, 1]), &device, INT);
     let weights = B::float_ones(Shape::new([tokens, 1]), &device, FloatDType::F32);
-    let shared = shared(x, to_first, weights);
+    let shared = B::expert_ffn(x, to_first, weights, shared);
     B::float_cast(B::float_add(routed, shared), dtype)
 }
 

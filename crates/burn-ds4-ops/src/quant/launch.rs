@@ -221,7 +221,7 @@ pub(super) fn group(
     let dense = match all {
         None => {
             launch_stream(&problems[0], Some(&problems[1]));
-            TensorList::Zero
+            TensorList::new(Vec::new())
         }
         Some(blueprint) => {
             let dense: Vec<_> = dense.iter().cloned().map(into_contiguous).collect();

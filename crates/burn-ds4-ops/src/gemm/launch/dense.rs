@@ -110,7 +110,7 @@ impl ListOutput {
             let part = slice(self.all.clone(), std::slice::from_ref(&range));
             CubeBackend::float_reshape(part, shape.into())
         });
-        TensorList::new(products.collect()).expect("as many as weights")
+        TensorList::new(products.collect())
     }
 }
 

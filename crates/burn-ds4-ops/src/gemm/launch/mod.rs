@@ -30,7 +30,7 @@ pub(crate) use problem::StreamProblem;
 pub(crate) use product::{Grouping, Product};
 pub(crate) use sort::{SortedPairs, sort, sum_slots};
 pub(crate) use stream::{gated_blueprints, launch_stream};
-pub(crate) use sum::{SumProblem, launch_sum, sum_blueprints};
+pub(crate) use sum::{launch_sum, sum_blueprints};
 pub(crate) use wgmma::quantize;
 pub(crate) use work::Blueprints;
 

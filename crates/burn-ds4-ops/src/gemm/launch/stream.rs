@@ -37,6 +37,18 @@ struct XRows {
     reloads: bool,
 }
 
+impl XRows {
+    fn new(rows: usize, pairing: Pairing, slots: usize) -> Self {
+        Self {
+            rows,
+            pairing,
+            slots,
+            permuted: false,
+            reloads: false,
+        }
+    }
+}
+
 /// How a cube divides its shared memory.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
@@ -90,11 +102,8 @@ impl StreamBlueprint {
                 _ => Pairing::Every,
             };
             let rows = XRows {
-                rows,
-                pairing,
-                slots: 0,
-                permuted: false,
                 reloads: true,
+                ..XRows::new(rows, pairing, 0)
             };
             let own = Self::of_rows(x.dtype, matrices, rows, (caps, budget));
             own.with_operands(rows.rows, caps).unwrap_or(own).alone()
@@ -173,11 +182,8 @@ impl StreamBlueprint {
         caps: &Caps,
     ) -> Option<Self> {
         let x_rows = XRows {
-            rows,
-            pairing: Pairing::Sorted,
-            slots: 0,
             permuted,
-            reloads: false,
+            ..XRows::new(rows, Pairing::Sorted, 0)
         };
         let of = |budget| Self::of_rows(dtype, matrices, x_rows, (caps, budget));
         // All rows at a time: those that are left would read the weights again.
@@ -291,13 +297,7 @@ pub(crate) fn gated_blueprints(
         (caps, CubeWork::Either),
         |budget, rows| {
             let of = |[gate_up, down]: [&Matrices; 2], pairing, slots| {
-                let rows = XRows {
-                    rows,
-                    pairing,
-                    slots,
-                    permuted: false,
-                    reloads: false,
-                };
+                let rows = XRows::new(rows, pairing, slots);
                 StreamBlueprint {
                     gated: Some(down.format),
                     ..StreamBlueprint::of_rows(dtype, gate_up, rows, (caps, budget))

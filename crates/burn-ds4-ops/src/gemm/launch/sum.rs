@@ -61,27 +61,21 @@ pub(crate) fn sum_blueprints(
     Blueprints::by_budget(&BUDGETS, tokens, (caps, CubeWork::Both), of)
 }
 
-/// Rows of `x` in the order in which kernels read them, and the matrices of a stack.
-pub(crate) struct SumProblem<'a> {
-    pub x: CubeTensor,
-    pub matrices: &'a Matrices,
-}
-
-impl SumProblem<'_> {
-    fn arg(&self) -> SumProblemLaunch {
-        SumProblemLaunch::new(self.x.clone().into_buffer_arg(), self.matrices.arg())
-    }
-}
-
-/// Multiplies the rows of all pairs by their matrices, and sums those of each token. `ids` are
-/// `[tokens, slots]`, `output` is `[tokens, rows]`.
+/// Multiplies the rows of all pairs by their matrices, and sums those of each token. `problems` are
+/// the experts', and the shared expert's if there is one: rows of `x` in the order in which kernels
+/// read them, and a stack of matrices. `ids` are `[tokens, slots]`, `output` is `[tokens, rows]`.
 pub(crate) fn launch_sum(
     ids: &CubeTensor,
-    experts: &SumProblem<'_>,
-    shared: Option<&SumProblem<'_>>,
+    problems: &[(CubeTensor, &Matrices)],
     blueprints: &Blueprints,
     output: &CubeTensor,
 ) {
+    let (x, matrices) = &problems[0];
+    // Something else to bind where there is no shared expert.
+    let (shared_x, shared) = problems.get(1).unwrap_or(&problems[0]);
+    let arg = |x: &CubeTensor, matrices: &Matrices| {
+        SumProblemLaunch::new(x.clone().into_buffer_arg(), matrices.arg())
+    };
     let client = ids.client.clone();
     let [tokens, slots] = [ids.meta.shape()[0], ids.meta.shape()[1]];
     let Blueprints { first: own, second } = *blueprints;
@@ -92,14 +86,13 @@ pub(crate) fn launch_sum(
     unsafe {
         slot_sum_kernel::launch_unchecked(
             &client,
-            CubeCount::Static(experts.matrices.rows.div_ceil(tiles) as u32, 1, 1),
+            CubeCount::Static(matrices.rows.div_ceil(tiles) as u32, 1, 1),
             own.cube_dim(),
             // Offsets in shared memory that are as wide as addresses are part of the instructions.
             AddressType::U64,
             Some(ids.clone().into_buffer_arg()).into(),
-            experts.arg(),
-            // Something else to bind where there is no shared expert.
-            shared.unwrap_or(experts).arg(),
+            arg(x, matrices),
+            arg(shared_x, shared),
             output.clone().into_buffer_arg(),
             PairSizesLaunch::new(tokens as u32, slots as u32),
             own,

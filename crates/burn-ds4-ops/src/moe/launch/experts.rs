@@ -1,6 +1,6 @@
-use burn::tensor::{DType, Shape};
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
-use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 
 use crate::gemm::launch::{Product, Schedule, can_multiply, has_tiles};
@@ -69,16 +69,14 @@ impl Experts {
         addend: Option<&CubeTensor>,
         result: &CubeTensor,
     ) {
-        let [_, down] = self.matrices();
         let gated = self.gated(pairs);
-        let layout = self.hidden(pairs.dtype, schedule);
-        let hidden = layout.output(pairs.x, pairs.pairs);
+        let hidden = self.hidden(&pairs, schedule);
         gated.launch(gated_schedule, &hidden);
         let second = Product {
-            x: &layout.finish(hidden),
+            x: &self.finish(hidden, pairs.pairs),
             scores: None,
             addend,
-            matrices: down,
+            matrices: &self.matrices[1],
             gated: None,
             permuted: true,
             per_row: 1,
@@ -87,55 +85,30 @@ impl Experts {
         second.launch(schedule, result);
     }
 
-    /// Hidden values of rows in `dtype`, as a schedule of the second product takes them.
-    pub fn hidden(&self, dtype: DType, schedule: Schedule) -> Hidden<'_> {
+    /// Memory for the hidden values of pairs, between the two products, as a `schedule` of the
+    /// second one takes them: `[pairs · terms, columns with padding]`.
+    pub fn hidden(&self, pairs: &Product<'_>, schedule: Schedule) -> CubeTensor {
+        let (x, [_, down]) = (pairs.x, self.matrices());
         let (dtype, terms) = match schedule {
-            Schedule::Portable => (dtype, 1),
-            _ => (DType::BF16, terms(dtype)),
+            Schedule::Portable => (pairs.dtype, 1),
+            _ => (DType::BF16, terms(pairs.dtype) as usize),
         };
-        Hidden {
-            experts: self,
-            columns: schedule.hidden_columns(&self.matrices[1]),
-            dtype,
-            terms,
-        }
-    }
-}
-
-/// The hidden values of pairs, between the two products of experts: `[pairs · terms, columns]`.
-#[derive(Clone, Copy)]
-pub(super) struct Hidden<'a> {
-    experts: &'a Experts,
-    /// With padding. Those of each [`FP8_BLOCK`] may have any order.
-    columns: usize,
-    dtype: DType,
-    /// Rows that a pair is the sum of.
-    terms: u32,
-}
-
-impl Hidden<'_> {
-    /// Memory for the first product to write.
-    pub fn output(&self, x: &CubeTensor, pairs: usize) -> CubeTensor {
-        let shape = [pairs * self.terms as usize, self.columns];
-        if !self.experts.rounded || self.columns == self.experts.matrices[1].columns {
-            return output(x, shape, self.dtype);
+        let shape = [pairs.pairs * terms, schedule.hidden_columns(down)];
+        if !self.rounded || shape[1] == down.columns {
+            return output(x, shape, dtype);
         }
         // Padding must not count among the largest of a block, and products do not write it.
-        let (client, count) = (x.client.clone(), Shape::new([shape[0] * shape[1]]));
-        let zeros = zeros_client(client, x.device.clone(), count, self.dtype);
-        CubeTensor::new_contiguous(
-            zeros.client,
-            zeros.device,
-            Shape::new(shape),
-            zeros.handle,
-            self.dtype,
-        )
+        let all = [shape[0] * shape[1]].into();
+        let zeros = CubeBackend::float_zeros(all, &x.device, dtype.into());
+        CubeBackend::float_reshape(zeros, shape.into())
     }
 
-    /// What the first product has written, as the second takes it.
-    pub fn finish(&self, hidden: CubeTensor) -> CubeTensor {
-        match self.experts.rounded {
-            true => round_terms(hidden, FP8_BLOCK, SmallFloat::Fp8, self.terms),
+    /// What the first product has written for so many pairs, as the second takes it. Columns of
+    /// each [`FP8_BLOCK`] may have any order.
+    pub fn finish(&self, hidden: CubeTensor, pairs: usize) -> CubeTensor {
+        let terms = (hidden.meta.shape()[0] / pairs) as u32;
+        match self.rounded {
+            true => round_terms(hidden, FP8_BLOCK, SmallFloat::Fp8, terms),
             false => hidden,
         }
     }

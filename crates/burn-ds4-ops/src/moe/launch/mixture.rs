@@ -7,8 +7,8 @@ use super::Mixture;
 use super::experts::Experts;
 use crate::caps::Caps;
 use crate::gemm::launch::{
-    Blueprints, Product, Schedule, StreamProblem, SumProblem, gated_blueprints, launch_stream,
-    launch_sum, sum_blueprints,
+    Blueprints, Product, Schedule, StreamProblem, gated_blueprints, launch_stream, launch_sum,
+    sum_blueprints,
 };
 use crate::launching::output;
 
@@ -38,41 +38,34 @@ impl Mixture {
     pub fn launch_tiles(&self, blueprint: &MixtureBlueprint, dtype: DType) -> CubeTensor {
         let [tokens, _] = self.sizes();
         let stream = Schedule::Stream(blueprint.sum.first);
-        let hidden = |product: Product<'_>, experts: &Experts| {
-            let layout = experts.hidden(product.dtype, stream);
-            layout.output(product.x, product.pairs)
-        };
-        let pairs = self.pairs();
-        let routed_hidden = hidden(pairs, &self.experts);
-        let routed = StreamProblem {
-            product: self.experts.gated(pairs),
-            output: &routed_hidden,
-            blueprint: blueprint.gated.first,
-        };
+        let all = std::iter::once((&self.experts, self.pairs(), blueprint.gated.first));
         let shared = self.shared.as_ref().zip(blueprint.gated.second);
-        let shared = shared.map(|(experts, blueprint)| {
-            let rows = experts.gated(Product::of_rows(&self.x, &experts.matrices[0]));
-            (experts, rows, hidden(rows, experts), blueprint)
+        let all = all.chain(shared.map(|(experts, blueprint)| {
+            let rows = Product::of_rows(&self.x, &experts.matrices[0]);
+            (experts, rows, blueprint)
+        }));
+        // Their hidden values, by the first launch.
+        let all = all.map(|(experts, pairs, blueprint)| {
+            let hidden = experts.hidden(&pairs, stream);
+            (experts, pairs, blueprint, hidden)
         });
-        let problem = shared
-            .as_ref()
-            .map(|(_, product, hidden, blueprint)| StreamProblem {
-                product: *product,
-                output: hidden,
+        let all: Vec<_> = all.collect();
+        let problems = all
+            .iter()
+            .map(|(experts, pairs, blueprint, output)| StreamProblem {
+                product: experts.gated(*pairs),
+                output,
                 blueprint: *blueprint,
             });
-        launch_stream(&routed, problem.as_ref());
-        let down = |experts, hidden| {
-            let experts: &Experts = experts;
-            SumProblem {
-                x: experts.hidden(self.x.dtype, stream).finish(hidden),
-                matrices: &experts.matrices[1],
-            }
-        };
+        let problems: Vec<_> = problems.collect();
+        launch_stream(&problems[0], problems.get(1));
         let sums = output(&self.x, [tokens, self.experts.matrices[1].rows], dtype);
-        let shared = shared.map(|(experts, _, hidden, _)| down(experts, hidden));
-        let routed = down(&self.experts, routed_hidden);
-        launch_sum(&self.ids, &routed, shared.as_ref(), &blueprint.sum, &sums);
+        let down = all.into_iter().map(|(experts, pairs, _, hidden)| {
+            let x = experts.finish(hidden, pairs.pairs);
+            (x, &experts.matrices[1])
+        });
+        let down: Vec<_> = down.collect();
+        launch_sum(&self.ids, &down, &blueprint.sum, &sums);
         sums
     }
 }
