@@ -7,6 +7,7 @@ use burn_cubecl::kernel::{into_contiguous, slice};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::stream::SPLIT_K_PLANES;
 use super::wgmma::can_multiply_dense;
 use crate::caps::Caps;
 use crate::gemm::INVARIANT_ROWS;
@@ -23,8 +24,7 @@ use crate::matmul::TensorList;
 /// Rows of `x` up to which planes multiply by streamed 16-bit weights faster than the large-M
 /// product does, unless that is one of warpgroups.
 const MAX_STREAMED_ROWS: usize = 32;
-/// Planes that split K of rows of weights, at most: on tensor cores, and without.
-const SPLIT_K_PLANES: usize = 8;
+/// Planes that split K of rows of weights without tensor cores, at most.
 const ROWS_SPLIT_K_PLANES: usize = 16;
 /// Planes of a multiprocessor, given the registers that the kernel for tensor cores needs.
 const PROCESSOR_PLANES: u32 = 16;

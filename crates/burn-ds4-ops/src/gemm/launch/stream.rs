@@ -12,7 +12,7 @@ use crate::gemm::kernel::{InputLayout, Pairing, StreamBlueprint, WeightFormat, s
 use crate::gemm::{Matrices, terms};
 
 /// Planes that split K of a tile, at most, and the same in the second product of experts.
-const SPLIT_K_PLANES: usize = 8;
+pub(super) const SPLIT_K_PLANES: usize = 8;
 pub(super) const DOWN_SPLIT_K_PLANES: usize = 4;
 /// Rows of `x` of a tile, where each term of a row counts as a row, and tiles that are multiplied
 /// at a time.
@@ -72,13 +72,13 @@ const BUDGETS: [Budget; 5] = [
 /// The same where pairs are sorted and problems have more rows: half as much for the weights leaves
 /// space for them.
 const PROBLEM_BUDGETS: [Budget; 4] = [
-    Budget::new(16, 48),
+    BUDGETS[0],
     Budget {
         one_stage: true,
         ..Budget::new(16, 42)
     },
-    Budget::new(8, 24),
-    Budget::new(8, 8),
+    BUDGETS[2],
+    BUDGETS[3],
 ];
 
 impl Budget {
@@ -125,10 +125,9 @@ impl StreamBlueprint {
         }: XRows,
         (caps, budget): (&Caps, &Budget),
     ) -> Self {
-        let most = if permuted {
-            DOWN_SPLIT_K_PLANES
-        } else {
-            SPLIT_K_PLANES
+        let most = match permuted {
+            true => DOWN_SPLIT_K_PLANES,
+            false => SPLIT_K_PLANES,
         };
         let mut split = Self::split(dtype, matrices, most, (caps, budget.planes));
         split.input.permuted = permuted;
@@ -156,10 +155,9 @@ impl StreamBlueprint {
         let all = split.plane_k_blocks;
         let parts = if reloads { all } else { 1 };
         // Few pairs have the same expert.
-        let tiles = if pairing == Pairing::Ids {
-            1
-        } else {
-            MAX_X_TILES
+        let tiles = match pairing {
+            Pairing::Ids => 1,
+            _ => MAX_X_TILES,
         };
         let most = most.min(tiles * X_TILE_ROWS);
         let x_rows = std::iter::successors(Some(most), |rows| Some(rows / 2));

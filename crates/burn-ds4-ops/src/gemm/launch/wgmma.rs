@@ -99,16 +99,12 @@ pub(super) fn can_multiply_dense(x: &CubeTensor, weight: &CubeTensor) -> bool {
 /// tiles of E4M3.
 fn fits(client: &Client, weights: WeightFormat) -> bool {
     let x = RowFormat::Bf16;
-    stages(client, WgmmaOperands { weights, x }, 2, MAX_COLUMNS as u32) >= *STAGES.start()
+    let bytes = WgmmaOperands { weights, x }.stage_bytes(2, MAX_COLUMNS as u32);
+    stages(client, bytes) >= *STAGES.start()
 }
 
-/// Stages that fit into shared memory, at most as many as are of use.
-fn stages(client: &Client, operands: WgmmaOperands, warpgroups: u32, columns: u32) -> usize {
-    stages_of(client, operands.stage_bytes(warpgroups, columns))
-}
-
-/// The same for stages of so many bytes.
-fn stages_of(client: &Client, bytes: usize) -> usize {
+/// Stages of so many bytes that fit into shared memory, at most as many as are of use.
+fn stages(client: &Client, bytes: usize) -> usize {
     let caps = Caps::of(client);
     let fits = |stages: &usize| caps.fits_shared(stages * bytes + ALIGNMENT);
     (1..=*STAGES.end()).rev().find(fits).unwrap_or(0)
@@ -260,7 +256,7 @@ pub(super) fn launch(product: &Product<'_>, columns: usize, result: &CubeTensor)
         operands,
         warpgroups,
         columns: columns as u32,
-        stages: stages(&client, operands, warpgroups, columns as u32) as u32,
+        stages: stages(&client, operands.stage_bytes(warpgroups, columns as u32)) as u32,
         gated: product.gated,
         sorted: product.sorted().is_some(),
         by_position: product.permuted,
@@ -339,7 +335,7 @@ pub(super) fn launch_fp8(product: &Product<'_>, result: &CubeTensor) {
     let client = x.client.clone();
     let caps = Caps::of(&client);
     let blueprint = Fp8Blueprint {
-        stages: stages_of(&client, Fp8Blueprint::stage_bytes()) as u32,
+        stages: stages(&client, Fp8Blueprint::stage_bytes()) as u32,
         vectors: result.dtype == DType::BF16 && matrices.rows.is_multiple_of(8),
         target: caps.target,
     };

@@ -49,8 +49,9 @@ impl Blueprints {
         of: impl Fn(&B, usize) -> Self,
     ) -> Option<Self> {
         let fits = |budget: &&B| of(budget, SMALL_M_ROWS).fits(caps, work);
-        let budget = budgets.iter().find(fits)?;
-        (rows <= SMALL_M_ROWS).then(|| of(budget, rows))
+        let few = rows <= SMALL_M_ROWS;
+        let budget = few.then(|| budgets.iter().find(fits)).flatten()?;
+        Some(of(budget, rows))
     }
 
     fn both(&self) -> impl Iterator<Item = &StreamBlueprint> {
