@@ -91,7 +91,7 @@ pub fn swiglu<const D: usize>(
 ///
 /// Sums are f32, those over slots in the order of the slots. The hidden values, `weight ·
 /// swiglu(..)`, are rounded to the dtype of `x`. Weights are exact in the kernels; without a
-/// kernel, weights of another dtype are rounded to that of `x`.
+/// kernel, weights of another dtype may be rounded to that of `x`.
 ///
 /// # Kernels
 ///

@@ -14,8 +14,8 @@ use crate::validation::{expect_device, expect_float, expect_shape, invalid};
 /// # Shapes and dtypes
 ///
 /// - `x`: `[.., in]`, `F32`, `F16` or `BF16`
-/// - `weights`: one matrix, `[1, out, in]`; exact in the kernels, and without a kernel rounded to
-///   the dtype of `x`
+/// - `weights`: one matrix, `[1, out, in]`; exact in the kernels. Without a kernel, packed weights
+///   are rounded to the dtype of `x`, and so are dense ones for more than 16 rows.
 /// - output: `[.., out]` in the dtype of `x`, sums in `f32`. Without columns, zeros.
 ///
 /// [`Weights::with_activations`] says whether `x` is rounded first.
