@@ -96,17 +96,12 @@ impl Setup<'_> {
         Ok(bounds.min())
     }
 
-    /// Whether all devices have memory for some caches, of so many positions and lanes each, beside
-    /// what there is.
-    pub(super) fn has_place(&self, caches: &[[usize; 2]]) -> Result<bool, GenerateError> {
-        let sizes = caches
-            .iter()
-            .map(|[capacity, lanes]| [*capacity, *lanes, 0]);
-        self.has_place_for(&sizes.collect::<Vec<_>>())
-    }
-
-    /// The same for caches of so many positions and texts each, with [padding](Size).
-    pub(super) fn has_place_for(&self, caches: &[Size]) -> Result<bool, GenerateError> {
+    /// Whether all devices have memory for some caches, beside what there is but for so many bytes.
+    pub(super) fn has_place(
+        &self,
+        caches: &[Size],
+        dropped: &[(&Device, u64)],
+    ) -> Result<bool, GenerateError> {
         let mut needed = DeviceBytes::new();
         for size in caches.iter().filter(|[_, texts, _]| *texts > 0) {
             for (device, own) in self.bytes_by_device(*size)? {
@@ -114,8 +109,10 @@ impl Setup<'_> {
             }
         }
         Ok(needed.iter().all(|(device, own)| {
-            let free = (self.free_memory)(device).map(without_workspace);
-            free.is_none_or(|free| *own as u64 <= free)
+            let dropped = dropped.iter().filter(|(of, _)| *of == device);
+            let dropped: u64 = dropped.map(|(_, bytes)| bytes).sum();
+            let free = (self.free_memory)(device).map(|free| free.saturating_add(dropped));
+            free.is_none_or(|free| *own as u64 <= without_workspace(free))
         }))
     }
 
@@ -285,5 +282,112 @@ mod tests {
             Engine::with_memory(&pipeline.model, config, free).expect("a valid configuration");
         let error = bounded.add(Request::new(&prompt, 12));
         assert!(matches!(error, Err(GenerateError::CacheMemory { .. })));
+    }
+
+    #[test]
+    fn a_copy_has_place_if_what_is_dropped_for_it_leaves_enough() {
+        let pipeline = pipeline();
+        FREE.set(8 << 30);
+        let engine = Engine::with_memory(&pipeline.model, config(None), free);
+        let engine = engine.expect("a valid configuration");
+        let (setup, copy) = (&engine.setup, [[64, 2, 0]]);
+        let bytes = setup.bytes_of(copy[0]).expect("a cache") as u64;
+        // A quarter of so little is left for work.
+        let needed = bytes.next_multiple_of(3) / 3 * 4;
+        let (device, other) = (setup.device(), Device::flex());
+        assert_eq!(*device, other);
+        FREE.set(needed - 8);
+        for (dropped, expected) in [(0, false), (4, false), (8, true)] {
+            let has_place = setup.has_place(&copy, &[(device, dropped)]);
+            assert_eq!(has_place.expect("a cache"), expected, "{dropped} bytes");
+        }
+    }
+
+    #[cfg(all(feature = "wgpu", not(feature = "fusion")))]
+    #[test]
+    fn what_is_recorded_and_not_replayed_makes_way_for_a_text_that_waits() {
+        use burn_ds4_ops::device::DeviceSpec;
+
+        let Ok(device) = DeviceSpec::Wgpu.init() else {
+            return;
+        };
+        let dir = repository::path("assets/ds4-tiny");
+        let pipeline = Pipeline::open(&dir, &device).expect("an asset");
+        let prompt = pipeline.encode("And God said,").expect("a text");
+        let request = |tokens| Request {
+            ignore_eos: true,
+            ..Request::new(&prompt, tokens)
+        };
+        let config = EngineConfig {
+            capacity: 256,
+            ..EngineConfig::default()
+        };
+        FREE.set(8 << 30);
+        let mut engine =
+            Engine::with_memory(&pipeline.model, config, free).expect("a valid configuration");
+        let long = engine.add(request(120)).expect("it fits");
+        let listed = Request {
+            log_probs: Some(0),
+            ..request(8)
+        };
+        engine.add(listed).expect("it fits");
+        let mut told = Vec::new();
+        let mut step = |engine: &mut Engine| {
+            let outputs = engine.step().expect("a device that works");
+            told.extend(outputs.into_iter().filter(|own| own.request == long));
+        };
+        // With log-probabilities, and then without.
+        while engine.graphs().recordings < 2 {
+            step(&mut engine);
+            assert!(engine.progress(long).is_some(), "no step is recorded");
+        }
+        let (replays, lanes) = (engine.replays(), engine.lanes());
+        FREE.set(0);
+        let waits = engine.add(request(3)).expect("it may wait");
+        step(&mut engine);
+        assert_eq!((engine.waiting(), engine.graphs().recordings), (1, 1));
+        step(&mut engine);
+        // The other one is replayed.
+        assert_eq!((engine.waiting(), engine.graphs().recordings), (1, 1));
+        assert!(engine.replays() > replays);
+        FREE.set(8 << 30);
+        step(&mut engine);
+        assert_eq!((engine.running(), engine.lanes()), (2, lanes));
+        assert!(engine.progress(waits).is_some());
+        while !engine.is_idle() {
+            step(&mut engine);
+        }
+        // A text that comes to an idle lane takes the memory of all that is recorded.
+        engine.add(request(60)).expect("it fits");
+        while !engine.is_idle() {
+            step(&mut engine);
+        }
+        assert!(engine.graphs().recordings > 0);
+        FREE.set(0);
+        engine.add(request(3)).expect("it may wait");
+        step(&mut engine);
+        assert_eq!((engine.waiting(), engine.graphs().recordings), (1, 0));
+        FREE.set(8 << 30);
+        while !engine.is_idle() {
+            step(&mut engine);
+        }
+        FREE.set(8 << 30);
+        let mut alone = Engine::with_memory(&pipeline.model, config_alone(), free)
+            .expect("a valid configuration");
+        alone.add(request(120)).expect("it fits");
+        let mut expected = Vec::new();
+        while !alone.is_idle() {
+            expected.extend(alone.step().expect("a device that works"));
+        }
+        assert_eq!(tokens(told), tokens(expected));
+    }
+
+    #[cfg(all(feature = "wgpu", not(feature = "fusion")))]
+    fn config_alone() -> EngineConfig {
+        EngineConfig {
+            lanes: 1,
+            graphs: false,
+            ..config(None)
+        }
     }
 }

@@ -143,8 +143,8 @@ struct KeptRecording<R, K> {
     epoch: Vec<u64>,
     /// [`FORGOTTEN`] when it was made.
     forgotten: u64,
-    /// Bytes by which the memory of the devices grew when it was made, where they tell.
-    bytes: Option<u64>,
+    /// Bytes by which the memory of each device grew when it was made, where they tell.
+    bytes: Option<Vec<u64>>,
 }
 
 impl<R, K> KeptRecording<R, K> {
@@ -201,7 +201,9 @@ impl<R, K: Copy + PartialEq> Recorder<R, K> {
 
     /// Bytes by which the memory of the devices grew for them, where they tell.
     pub(super) fn bytes(&self) -> Option<u64> {
-        self.kept.iter().map(|kept| kept.bytes).sum()
+        let all = self.kept.iter().map(|kept| kept.bytes.as_ref());
+        all.map(|bytes| bytes.map(|bytes| bytes.iter().sum::<u64>()))
+            .sum()
     }
 
     /// What the last part of the last step results in, if that was a replay.
@@ -216,6 +218,15 @@ impl<R, K: Copy + PartialEq> Recorder<R, K> {
         self.kept.retain(|kept| kept.is_current(epoch));
     }
 
+    /// Bytes by which the memory of each device grew for recordings of other kinds, where known.
+    pub(super) fn bytes_of_others(&self, kind: K) -> Vec<u64> {
+        let others = self.kept.iter().filter(|kept| kept.kind != kind);
+        let known: Vec<&Vec<u64>> = others.filter_map(|kept| kept.bytes.as_ref()).collect();
+        let devices = known.first().map_or(0, |bytes| bytes.len());
+        let sum = |device: usize| known.iter().map(|bytes| bytes[device]).sum();
+        (0..devices).map(sum).collect()
+    }
+
     /// Drops the recordings of all but so many kinds, besides those of `kind`. The others are those
     /// that were replayed last.
     pub(super) fn keep_kinds(&mut self, most: usize, kind: K) {
@@ -226,6 +237,7 @@ impl<R, K: Copy + PartialEq> Recorder<R, K> {
             }
         }
         let is_kept = |own: &K| *own == kind || kinds.contains(own);
+        self.is_newest &= self.kept.last().is_some_and(|last| is_kept(&last.kind));
         self.kept.retain(|kept| is_kept(&kept.kind));
     }
 
@@ -236,13 +248,13 @@ impl<R, K: Copy + PartialEq> Recorder<R, K> {
     }
 
     /// Keeps a recording of a step of this kind that verifies `drafts` drafts, which has been
-    /// replayed once. The memory of the devices grew by so many bytes for it.
+    /// replayed once. The memory of each device grew by so many bytes for it.
     pub(super) fn keep(
         &mut self,
         recordings: Vec<Recording<R>>,
         (kind, drafts): (K, usize),
         epoch: Vec<u64>,
-        bytes: Option<u64>,
+        bytes: Option<Vec<u64>>,
     ) {
         self.is_newest = true;
         self.kept.push(KeptRecording {
@@ -325,4 +337,31 @@ pub(super) fn spoiled(refusal: &Refusal, error: GenerateError) -> GenerateError 
          the model has to be loaded again"
     );
     GenerateError::Device { device, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recordings_of_other_kinds_go_first_and_their_results_with_them() {
+        let mut recorder: Recorder<(), char> = Recorder::new(true);
+        let of = |recorder: &mut Recorder<(), char>, kind, drafts, bytes| {
+            recorder.keep(Vec::new(), (kind, drafts), vec![1], bytes);
+        };
+        of(&mut recorder, 'a', 0, Some(vec![1, 20]));
+        of(&mut recorder, 'b', 2, None);
+        of(&mut recorder, 'c', 1, Some(vec![300, 4000]));
+        of(&mut recorder, 'a', 3, Some(vec![50_000, 600_000]));
+        assert_eq!(recorder.bytes_of_others('a'), [300, 4000]);
+        assert_eq!(recorder.bytes_of_others('c'), [50_001, 600_020]);
+        assert_eq!(recorder.bytes(), None);
+        recorder.keep_kinds(1, 'b');
+        assert_eq!((recorder.count(), recorder.is_newest), (3, true));
+        assert_eq!(recorder.fitting('c', 0), None);
+        // What was replayed last is among them.
+        recorder.keep_kinds(0, 'b');
+        assert_eq!((recorder.count(), recorder.is_newest), (1, false));
+        assert_eq!(recorder.bytes_of_others('b'), [0; 0]);
+    }
 }

@@ -13,9 +13,10 @@ use crate::cache::CacheError;
 use crate::generate::error::GenerateError;
 use crate::generate::request_id::RequestId;
 
-/// What the scheduler is told of devices, prefixes and texts.
+/// What the scheduler is told of devices, recordings, prefixes and texts.
 struct KnownMemory<'e, 's> {
     setup: &'e Setup<'s>,
+    groups: &'e mut [Group],
     prefixes: &'e mut PrefixCache,
     texts: &'e Texts,
 }
@@ -27,7 +28,7 @@ impl Memory for KnownMemory<'_, '_> {
     }
 
     fn has_place(&self, caches: &[Size]) -> bool {
-        self.setup.has_place_for(caches).unwrap_or(false)
+        self.setup.has_place(caches, &[]).unwrap_or(false)
     }
 
     fn is_ready(&self, capacity: usize) -> bool {
@@ -42,6 +43,12 @@ impl Memory for KnownMemory<'_, '_> {
             true => text.tokens.len() - 1,
             false => self.prefixes.reach(&text.tokens[..text.prompt]),
         }
+    }
+
+    fn drop_recordings(&mut self, decoded: &[GroupId]) -> bool {
+        let groups = self.groups.iter_mut();
+        let dropped = groups.map(|own| own.lanes.drop_recordings(decoded.contains(&own.id)));
+        dropped.fold(false, |any, own| any | own)
     }
 
     fn give_back(&mut self) -> bool {
@@ -167,6 +174,7 @@ impl<'a> Engine<'a> {
     fn planning(&mut self) -> (&mut Scheduler, KnownMemory<'_, 'a>) {
         let memory = KnownMemory {
             setup: &self.setup,
+            groups: &mut self.groups,
             prefixes: &mut self.prefixes,
             texts: &self.texts,
         };

@@ -145,14 +145,18 @@ impl Lanes {
 
     /// Whether there is memory for a copy of the caches, which is made in case that the recording
     /// fails: it may take the weights with it where there is none. Recordings of other kinds make
-    /// way. Logs once if there is too little.
+    /// way, if they are as many bytes as are missing. Logs once if there is too little.
     fn may_record(&mut self, setup: &Setup) -> Result<bool, GenerateError> {
         let (lanes, capacity) = (self.lanes(), self.capacity());
-        let mut has_place = false;
-        for kinds in [MOST_KINDS - 1, 0] {
-            if !has_place {
-                self.recorder.keep_kinds(kinds, self.kind);
-                has_place = setup.has_place(&[[capacity, lanes]])?;
+        let copy = [[capacity, lanes, 0]];
+        self.recorder.keep_kinds(MOST_KINDS - 1, self.kind);
+        let mut has_place = setup.has_place(&copy, &[])?;
+        if !has_place {
+            let others = self.recorder.bytes_of_others(self.kind);
+            let others: Vec<_> = self.links.devices().iter().zip(others).collect();
+            if setup.has_place(&copy, &others)? {
+                self.recorder.keep_kinds(0, self.kind);
+                has_place = setup.has_place(&copy, &[])?;
             }
         }
         if !has_place && !std::mem::replace(&mut self.lacks_memory, true) {
@@ -197,7 +201,7 @@ impl Lanes {
         let reserved = || {
             let usage = devices.iter().map(Device::memory_pool_usage);
             let bytes = usage.map(|usage| usage.map(|usage| usage.bytes_reserved));
-            bytes.sum::<Option<u64>>()
+            bytes.collect::<Option<Vec<u64>>>()
         };
         let mut reserved_before = reserved();
         self.links
@@ -234,8 +238,12 @@ impl Lanes {
             match outcome {
                 recorder::Outcome::Recorded(recordings) => {
                     let (epoch, now) = (self.epoch(), reserved());
-                    let grown = now.zip(reserved_before);
-                    let grown = grown.map(|(now, before)| now.saturating_sub(before));
+                    let grown = now.as_ref().zip(reserved_before);
+                    let grown = grown.map(|(now, before)| {
+                        let devices = now.iter().zip(before);
+                        let grown = devices.map(|(now, before)| now.saturating_sub(before));
+                        grown.collect()
+                    });
                     reserved_before = now;
                     let of = (self.kind, drafts);
                     self.recorder.keep(recordings, of, epoch, grown);

@@ -196,6 +196,17 @@ impl Lanes {
             .map_err(|error| setup.device_error(error))
     }
 
+    /// Drops what is recorded of other kinds of steps than the next one, and of that as well if
+    /// these lanes take none; `false` if there is nothing.
+    pub(crate) fn drop_recordings(&mut self, is_decoded: bool) -> bool {
+        let before = self.recorder.count();
+        match is_decoded || !self.is_settled() {
+            true => self.recorder.keep_kinds(0, self.kind),
+            false => self.forget(),
+        }
+        self.recorder.count() < before
+    }
+
     /// Drops the recording, with the memory that it holds.
     pub(super) fn forget(&mut self) {
         self.recorder.forget();

@@ -104,13 +104,14 @@ impl Scheduler {
             return false;
         }
         if !is_alone {
-            self.drop_unused(plan, |own| own.id.capacity == capacity);
+            let _ = self.drop_unused(plan, |own| own.id.capacity == capacity)
+                || self.drop_recordings(index, memory);
             return false;
         }
         // It needs one lane itself, and nobody else can leave what is missing.
         let own = GroupId { capacity, way: 0 };
         let is_needed = |group: &Group| group.id == own && group.lanes.len() == 1;
-        if !self.drop_unused(plan, is_needed) && !self.give_back(memory) {
+        if !self.drop_unused(plan, is_needed) && !self.give_back(index, memory) {
             self.fail(index, capacity, plan);
         }
         false

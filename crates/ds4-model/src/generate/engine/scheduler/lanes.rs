@@ -184,7 +184,13 @@ impl Scheduler {
         let mut caches: Vec<Size> = self.prompts.iter().chain(&prompts).copied().collect();
         caches.extend(self.lanes);
         caches.extend((more > lanes).then_some([capacity, more, 0]));
-        memory.has_place(&caches)
+        self.has_place(&caches, memory)
+    }
+
+    fn has_place(&self, caches: &[Size], memory: &dyn Memory) -> bool {
+        let has_place = memory.has_place(caches);
+        self.lacks_place.set(self.lacks_place.get() || !has_place);
+        has_place
     }
 
     /// Drops groups without texts, but for those that are to be kept; `false` if there are none.
@@ -202,11 +208,7 @@ impl Scheduler {
             is_used
         });
         let is_any = self.groups.len() < before;
-        if is_any {
-            self.gives_back = true;
-            self.forget_refusals();
-        }
-        is_any
+        self.note_given(is_any)
     }
 
     /// Makes the vacant lanes of a group go for a text; `false` if there are none, or no memory for
@@ -240,11 +242,13 @@ impl Scheduler {
         memory: &dyn Memory,
         plan: &mut Plan,
     ) -> bool {
-        let own = &mut self.groups[group];
-        own.roomy_steps = 0;
-        if lanes >= own.lanes.len() || !memory.has_place(&[[own.id.capacity, lanes, 0]]) {
+        self.groups[group].roomy_steps = 0;
+        let own = &self.groups[group];
+        let copy = [own.id.capacity, lanes, 0];
+        if lanes >= own.lanes.len() || !self.has_place(&[copy], memory) {
             return false;
         }
+        let own = &mut self.groups[group];
         let kept = (0..own.lanes.len()).filter(|lane| own.lanes[*lane].is_some());
         let mut kept: Vec<Option<usize>> = kept.map(Some).collect();
         kept.resize(lanes, None);
@@ -256,9 +260,7 @@ impl Scheduler {
             }
         }
         plan.changes.push(Change::Arrange(own.id, kept));
-        self.gives_back = true;
-        self.forget_refusals();
-        true
+        self.note_given(true)
     }
 
     /// After a step: lanes become fewer of which few have had texts for some time while nobody

@@ -15,9 +15,10 @@
 //!
 //! **Nothing hangs.** A text in a lane gains a token each step, unless it is stuck: its lane is
 //! full. While one is stuck, no text begins. Each plan then gives it a larger lane, or gives
-//! something back: unused lanes, what is kept of ended texts, vacant lanes, and last the lane of
-//! the youngest text. There is only so much of that, so in the end the text has its lane, or has
-//! given way itself to older ones, or is alone and ends with an error. A text gives way only if it
+//! something back: unused lanes, recordings that nobody replays now, what is kept of ended texts,
+//! vacant lanes, and last the lane of the youngest text. There is only so much of that, so in the
+//! end the text has its lane, or has given way itself to older ones, or is alone and ends with an
+//! error. A text gives way only if it
 //! fits again when it is alone; one that would not goes on to its end. A text that has given way
 //! returns to a lane of at least the size that it had, and only older texts that outgrow their
 //! lanes, a few times each, take it again. So the oldest of the highest priority gets to its end,
@@ -34,6 +35,8 @@ mod tests;
 
 pub(super) use plan::{Call, Change, GroupId, Place, Plan, Row};
 pub(super) use task::NewTask;
+
+use std::cell::Cell;
 
 use self::lanes::Group;
 use self::task::Task;
@@ -87,6 +90,10 @@ pub(super) trait Memory {
     /// Tokens of a text that waits which need not be processed, because they are kept.
     fn known(&self, id: RequestId) -> usize;
 
+    /// Drops what is recorded of steps, but for those that these groups replay now; `false` if
+    /// there is nothing.
+    fn drop_recordings(&mut self, decoded: &[GroupId]) -> bool;
+
     /// Gives back what is kept of texts that have ended; `false` if there is nothing.
     fn give_back(&mut self) -> bool;
 }
@@ -111,6 +118,8 @@ pub(super) struct Scheduler {
     asks: Option<(RequestId, bool)>,
     /// Whether this plan gives memory back. It asks for no more then.
     gives_back: bool,
+    /// Whether devices have had no place for lanes of this plan.
+    lacks_place: Cell<bool>,
     /// The lanes that it gets.
     lanes: Option<Size>,
     /// Caches of prompts that this plan begins.
@@ -125,6 +134,7 @@ impl Scheduler {
             groups: Vec::new(),
             asks: None,
             gives_back: false,
+            lacks_place: Cell::new(false),
             lanes: None,
             prompts: Vec::new(),
         }
@@ -198,6 +208,7 @@ impl Scheduler {
 
     fn new_plan(&mut self) -> Plan {
         (self.asks, self.lanes, self.gives_back) = (None, None, false);
+        self.lacks_place.set(false);
         self.prompts.clear();
         Plan::default()
     }
@@ -331,21 +342,42 @@ impl Scheduler {
         // The rows move from one lane to the other.
         let bytes = [capacity, from.group.capacity].map(|positions| memory.bytes(positions));
         let may_fit = bytes[0].saturating_add(bytes[1]) <= self.limits.bytes;
-        if may_fit && (self.drop_unused(plan, |_| false) || self.give_back(memory)) {
+        if may_fit && (self.drop_unused(plan, |_| false) || self.give_back(index, memory)) {
             return;
         }
         // Otherwise a step of fewer drafts has place yet.
         if self.tasks[index].stuck_in.is_none()
-            || may_fit && (self.drop_vacant(id, memory, plan) || self.preempt_for(id, memory, plan))
+            || may_fit
+                && (self.drop_vacant(id, memory, plan)
+                    // There may have been no place for the lanes that stay.
+                    || self.give_back(index, memory)
+                    || self.preempt_for(id, memory, plan))
         {
             return;
         }
         self.fail(index, capacity, plan);
     }
 
-    /// Lets what is kept of ended texts go; `false` if there is nothing.
-    fn give_back(&mut self, memory: &mut dyn Memory) -> bool {
-        let is_any = memory.give_back();
+    /// Lets idle recordings go for a text for which devices have no place; `false` if there are
+    /// none, or it is not for want of place that it waits.
+    fn drop_recordings(&mut self, index: usize, memory: &mut dyn Memory) -> bool {
+        let lacks_place = self.lacks_place.get() || self.tasks[index].is_refused;
+        let is_any = lacks_place && memory.drop_recordings(&self.decoded());
+        self.note_given(is_any)
+    }
+
+    /// The same, and after those what is kept of ended texts.
+    fn give_back(&mut self, index: usize, memory: &mut dyn Memory) -> bool {
+        let lacks_place = self.lacks_place.get() || self.tasks[index].is_refused;
+        if self.drop_recordings(index, memory) {
+            return true;
+        }
+        let is_any = lacks_place && memory.give_back();
+        self.note_given(is_any)
+    }
+
+    /// Notes whether this plan has given memory back.
+    fn note_given(&mut self, is_any: bool) -> bool {
         if is_any {
             self.gives_back = true;
             self.forget_refusals();

@@ -5,7 +5,7 @@ mod world;
 
 use std::collections::BTreeSet;
 
-use self::world::{CALL, CHUNK, MOST_STEPS, Random, SIZES, World};
+use self::world::{CALL, CHUNK, MOST_STEPS, RECORDING, Random, SIZES, World};
 use super::*;
 
 fn limits(random: &mut Random) -> Limits {
@@ -31,6 +31,7 @@ fn run(seed: u64, refusals: usize) -> [usize; 5] {
     let mut world = World::new(seed, limits(&mut random), refusals);
     world.host.device = [usize::MAX, 3 * SIZES[1], SIZES[1] + 150][random.below(3)];
     world.ends = true;
+    world.kinds = [0, 3, 12][random.below(3)];
     let mut added = 0;
     for _ in 0..40 {
         for _ in 0..random.below(4).saturating_sub(1) * random.below(6) {
@@ -233,4 +234,67 @@ fn prompts_in_progress_stay_when_another_text_is_refused() {
     assert_eq!(processed(&world), CHUNK);
     world.step();
     assert_eq!(processed(&world), 2 * CHUNK);
+}
+
+#[test]
+fn idle_recordings_make_way_before_a_text_waits_and_those_that_are_replayed_stay() {
+    let id = GroupId {
+        capacity: 16,
+        way: 0,
+    };
+    let mut world = World::new(0, plain(usize::MAX), 0);
+    let first = world.add(5, 12, 0);
+    world.step();
+    world.host.recorded.insert(id, vec![1, 2, 0]);
+    // With one recording there is place for two lanes and a prompt, with three there is none.
+    world.host.device = 3 * 16 + 2 * RECORDING;
+    let second = world.add(6, 8, 0);
+    world.step();
+    assert_eq!(world.host.recorded[&id], [0], "what is replayed stays");
+    assert!(world.scheduler.place(second).is_none());
+    world.step();
+    assert!(world.scheduler.place(second).is_some());
+    assert!(world.scheduler.place(first).is_some() && world.preempted == 0);
+    // For want of other bytes, none goes.
+    let mut world = World::new(0, plain(2 * 16), 0);
+    world.add(5, 12, 0);
+    world.step();
+    world.host.recorded.insert(id, vec![1, 2, 0]);
+    world.add(6, 8, 0);
+    world.step();
+    assert_eq!(world.host.recorded[&id], [1, 2, 0]);
+    world.finish();
+    assert!(world.failed.is_empty());
+}
+
+#[test]
+fn recordings_make_way_before_a_text_gives_way_or_fails() {
+    let small = GroupId {
+        capacity: 16,
+        way: 0,
+    };
+    // Two texts, of which the first outgrows its lane, and three recordings of their steps.
+    let start = |device| {
+        let mut world = World::new(0, plain(usize::MAX), 0);
+        let ids = [(14, 30), (3, 10)].map(|(prompt, more)| world.add(prompt, more, 0));
+        world.step();
+        world.host.recorded.insert(small, vec![1, 2, 0]);
+        world.host.device = device;
+        world.finish();
+        (world, ids)
+    };
+    let (world, _) = start(2 * 16 + 64 + RECORDING);
+    assert!(world.preempted == 0 && world.failed.is_empty());
+    // Where that is not enough, the younger one gives way.
+    let (world, _) = start(2 * 16 + 64 - 1);
+    assert!(world.preempted > 0 && world.failed.is_empty());
+    // One that comes to idle lanes begins, too.
+    let mut world = World::new(0, plain(usize::MAX), 0);
+    world.add(3, 4, 0);
+    world.finish();
+    world.host.recorded.insert(small, vec![1, 2]);
+    world.host.device = 64 + 40;
+    world.add(40, 5, 0);
+    world.finish();
+    assert!(world.failed.is_empty());
 }

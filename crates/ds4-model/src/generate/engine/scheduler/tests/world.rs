@@ -8,6 +8,10 @@ use super::super::*;
 pub(super) const CHUNK: usize = 64;
 pub(super) const CALL: usize = 16;
 pub(super) const SIZES: [usize; 2] = [16, 300];
+/// Bytes of a device that a recording holds.
+pub(super) const RECORDING: usize = 20;
+/// Kinds of steps of which a group has recordings at most.
+const MOST_KINDS: usize = 4;
 /// Steps after which every text of a sequence has ended.
 pub(super) const MOST_STEPS: usize = 20_000;
 
@@ -26,11 +30,25 @@ impl Random {
 pub(super) struct Host {
     /// Tokens that are kept of texts.
     kept: BTreeMap<RequestId, usize>,
-    /// Bytes that the devices have, and those in use.
+    /// Kinds of steps that are recorded of each group, the one that is replayed last.
+    pub(super) recorded: BTreeMap<GroupId, Vec<usize>>,
+    /// Bytes that the devices have, and those of caches.
     pub(super) device: usize,
     used: usize,
     /// Questions for tables so far: not all are answered by yes.
     asked: Cell<usize>,
+}
+
+impl Host {
+    /// Bytes of all recordings.
+    fn recorded_bytes(&self) -> usize {
+        self.recorded.values().map(Vec::len).sum::<usize>() * RECORDING
+    }
+
+    fn free(&self) -> usize {
+        let used = self.used + self.recorded_bytes();
+        self.device.saturating_sub(used)
+    }
 }
 
 /// A position takes a byte.
@@ -41,7 +59,7 @@ impl Memory for Host {
 
     fn has_place(&self, caches: &[Size]) -> bool {
         let bytes = caches.iter().map(|size| self.bytes_of(*size)).sum();
-        self.device - self.used >= bytes
+        self.free() >= bytes
     }
 
     fn is_ready(&self, _: usize) -> bool {
@@ -51,6 +69,15 @@ impl Memory for Host {
 
     fn known(&self, id: RequestId) -> usize {
         self.kept.get(&id).copied().unwrap_or(0)
+    }
+
+    fn drop_recordings(&mut self, decoded: &[GroupId]) -> bool {
+        let before = self.recorded_bytes();
+        for (id, kinds) in &mut self.recorded {
+            let kept = usize::from(decoded.contains(id)).min(kinds.len());
+            kinds.drain(..kinds.len() - kept);
+        }
+        self.recorded_bytes() < before
     }
 
     fn give_back(&mut self) -> bool {
@@ -84,6 +111,8 @@ pub(super) struct World {
     pub(super) refused: usize,
     /// Positions of lanes that are never made.
     pub(super) refused_size: Option<usize>,
+    /// One of so many steps is of another kind; none with 0.
+    pub(super) kinds: usize,
     /// Groups without a step ahead.
     settled: BTreeSet<GroupId>,
     /// Whether steps that are ahead end texts.
@@ -102,6 +131,7 @@ impl World {
             scheduler: Scheduler::new(limits),
             host: Host {
                 kept: BTreeMap::new(),
+                recorded: BTreeMap::new(),
                 device: usize::MAX,
                 used: 0,
                 asked: Cell::new(0),
@@ -112,6 +142,7 @@ impl World {
             preempted: 0,
             refused: 0,
             refused_size: None,
+            kinds: 0,
             settled: BTreeSet::new(),
             ends: false,
             resumed: 0,
@@ -165,7 +196,8 @@ impl World {
 
     /// Whether caches of so many bytes are refused to a text. What is asked for has place.
     fn is_refused(&mut self, id: Option<RequestId>, bytes: usize) -> bool {
-        assert!(self.bytes() + bytes <= self.host.device, "{bytes} bytes");
+        let used = self.bytes() + self.host.recorded_bytes();
+        assert!(used + bytes <= self.host.device, "{bytes} bytes");
         let is_refused = self.refusals > 0 && self.random.below(self.refusals) == 0;
         if let Some(text) = id.and_then(|id| self.texts.get_mut(&id))
             && is_refused
@@ -215,6 +247,7 @@ impl World {
                 if self.is_refused(asks, id.capacity * kept.len()) {
                     return false;
                 }
+                self.host.recorded.remove(&id);
                 let texts: Vec<_> = kept.iter().map(|lane| lanes[(*lane)?]).collect();
                 let sorted = |texts: &[Option<RequestId>]| -> BTreeSet<RequestId> {
                     texts.iter().flatten().copied().collect()
@@ -231,6 +264,7 @@ impl World {
             Change::Drop(id) => {
                 let lanes = self.groups.remove(&id).expect("it was made");
                 assert!(lanes.iter().all(Option::is_none), "{id:?} is in use");
+                self.host.recorded.remove(&id);
             }
             Change::Move { id, to, .. } => {
                 self.settle(to.group, Some(id));
@@ -250,7 +284,10 @@ impl World {
                 let is_stuck = from.is_some() || text.was_stuck;
                 let never_fits = is_stuck && needed > self.scheduler.limits.bytes;
                 let has_others = self.texts.values().any(|text| text.is_begun);
-                let is_last = !has_others && self.groups.len() <= 1 && self.host.kept.is_empty();
+                let is_last = !has_others
+                    && self.groups.len() <= 1
+                    && self.host.kept.is_empty()
+                    && self.host.recorded_bytes() == 0;
                 let is_refused = text.is_refused || needed > self.host.device;
                 assert!(
                     never_fits || is_last && is_refused,
@@ -382,6 +419,26 @@ impl World {
         sequences * width
     }
 
+    /// Replays a step of a group, whose kind may be another than before, or records it where there
+    /// is place.
+    fn record(&mut self, id: GroupId) {
+        self.host.used = self.bytes();
+        let is_free = self.host.free() >= RECORDING;
+        let kinds = self.host.recorded.entry(id).or_default();
+        let known = kinds.last().copied().unwrap_or(0);
+        let kind = match self.kinds > 0 && self.random.below(self.kinds) == 0 {
+            true => self.random.below(MOST_KINDS + 1),
+            false => known,
+        };
+        if let Some(index) = kinds.iter().position(|own| *own == kind) {
+            kinds[index..].rotate_left(1);
+        } else if is_free && self.kinds > 0 {
+            kinds.push(kind);
+            let old = kinds.len().saturating_sub(MOST_KINDS);
+            kinds.drain(..old);
+        }
+    }
+
     pub(super) fn step(&mut self) {
         let Limits {
             step,
@@ -440,6 +497,7 @@ impl World {
         let decoded = self.texts.values().filter(|text| text.lane.is_some());
         assert!(decoded.count() <= lanes);
         for id in self.scheduler.decoded() {
+            self.record(id);
             for own in self.groups[&id].clone().into_iter().flatten() {
                 let text = self.texts.get_mut(&own).unwrap();
                 assert!(text.length + step[0] <= id.capacity, "{text:?}");
