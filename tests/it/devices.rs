@@ -354,6 +354,40 @@ fn texts_that_join_and_leave_have_the_same_tokens_on_two_devices() {
     });
 }
 
+/// Processes that share two GPUs, so that these are busy with others between any two launches of
+/// one.
+const COPIES: usize = 30;
+
+#[test]
+#[ignore = "it takes two GPUs for minutes"]
+fn thirty_copies_of_texts_that_join_and_leave_have_the_same_tokens_on_two_gpus() {
+    if two_gpus().is_none() {
+        return;
+    }
+    let program = std::env::current_exe().expect("this program");
+    let start = |_| {
+        std::process::Command::new(&program)
+            .arg("devices::texts_that_join_and_leave_have_the_same_tokens_on_two_devices")
+            .args(["--exact", "--test-threads", "1"])
+            .env("DS4_DEVICES", "cuda")
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("a process")
+    };
+    let copies: Vec<_> = (0..COPIES).map(start).collect();
+    let told = copies.into_iter().map(|copy| {
+        let output = copy.wait_with_output().expect("its output");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    });
+    let failed: Vec<String> = told.filter(|told| !told.contains("1 passed")).collect();
+    let first = failed.first().map_or("", String::as_str);
+    assert!(
+        failed.is_empty(),
+        "{} of {COPIES} failed:\n{first}",
+        failed.len()
+    );
+}
+
 #[test]
 fn two_texts_are_in_a_group_each_unless_devices_are_not_to_overlap() {
     every_pair(|name, whole, divided| {

@@ -21,7 +21,6 @@ use burn_ds4_ops::transfer::{transfer, transfer_in_turn};
 use super::super::recorder::{launches, note_launch};
 use super::super::results::PartResults;
 use super::super::setup::Setup;
-use super::settled::arranged;
 use crate::cache::Cache;
 
 #[derive(Debug)]
@@ -37,10 +36,11 @@ pub(super) struct Links {
     puts_off: bool,
     /// What has not gone back yet.
     pending: Option<Tensor<1, Int>>,
-    /// What has arrived last, by device. Its memory must not be that of what arrives next, which
-    /// may be for another group: the copy of this may not have been made then.
+    /// What has arrived last, by device, and what was made of it to be read. A device receives
+    /// beside its work. So this must not be in the memory of what arrives next, which may be for
+    /// another group: it may not have been read then.
     held_rows: Vec<Option<Tensor<2>>>,
-    held_inputs: Vec<Option<Tensor<1, Int>>>,
+    held_inputs: Vec<Option<[Tensor<1, Int>; 3]>>,
     /// How much this thread had [launched](launches) when all devices had done what they were given
     /// before.
     done: Option<(ThreadId, u64)>,
@@ -165,7 +165,7 @@ impl Links {
     }
 
     /// Passes on what a recorded part of a step results in, after its replay.
-    pub(super) fn follow(&mut self, part: usize, results: &PartResults, trunk: &mut Cache) {
+    pub(super) fn follow(&mut self, part: usize, results: &PartResults) {
         match results {
             PartResults::Passed(rows) => {
                 let arrived = self.moved((**rows).clone(), part + 1);
@@ -175,11 +175,16 @@ impl Links {
             PartResults::Exchanged => {}
             PartResults::Chosen(results) => {
                 self.pending = results.next.clone();
-                if !self.puts_off {
-                    self.catch_up(trunk);
-                }
                 self.done = Some(launches());
             }
+        }
+    }
+
+    /// Hands back what a replay has left, unless that is put off. The host has begun to read the
+    /// results: it may read copies, in memory that the next part of another device may be sent to.
+    pub(super) fn hand_back_at_once(&mut self, trunk: &mut Cache) {
+        if !self.puts_off {
+            self.catch_up(trunk);
         }
     }
 
@@ -188,7 +193,7 @@ impl Links {
         if let Some(next) = self.pending.take() {
             let in_turn = self.is_in_turn();
             if !in_turn {
-                // What another group receives must not come before this has been copied.
+                // The other groups' devices have this to do as well before they are in turn.
                 note_launch();
             }
             self.hand_back(Some(&next), trunk, in_turn);
@@ -213,24 +218,29 @@ impl Links {
                 true => unsafe { transfer_in_turn(next.clone(), device) },
                 false => transfer(next.clone(), device),
             };
-            self.held_inputs[part] = Some(next.clone());
-            self.take_back(part, next, trunk);
+            let [inputs, lengths] = self.take_back(part, next.clone(), trunk);
+            self.held_inputs[part] = Some([next, inputs, lengths]);
         }
     }
 
     /// Writes what a device other than the last has for the next step, as
-    /// [`hand_back`](Self::hand_back) has it.
-    ///
-    /// Both parts are read where they have arrived. A copy would be in memory that is free again
-    /// for the host at once, and what arrives next, for another group, may be sent there before
-    /// this device has read the copy.
-    pub(super) fn take_back(&mut self, part: usize, next: Tensor<1, Int>, trunk: &mut Cache) {
+    /// [`hand_back`](Self::hand_back) has it. Returns the inputs and the lengths that it reads:
+    /// copies, since they do not begin and end where the device aligns memory.
+    pub(super) fn take_back(
+        &mut self,
+        part: usize,
+        next: Tensor<1, Int>,
+        trunk: &mut Cache,
+    ) -> [Tensor<1, Int>; 2] {
         let known = self.inputs[part].take().expect("they are put back");
         let [lanes, columns] = known.dims();
-        let own = next.clone().narrow(0, 0, lanes * columns);
-        let own = own.reshape([lanes, columns]).cast(known.dtype());
-        self.inputs[part] = Some(known.slice_assign([0..lanes, 0..columns], own));
-        trunk.set_start(part, next.narrow(0, lanes * columns, lanes));
+        let inputs = next.clone().narrow(0, 0, lanes * columns);
+        let inputs = inputs.cast(known.dtype());
+        let lengths = next.narrow(0, lanes * columns, lanes);
+        let rows = inputs.clone().reshape([lanes, columns]);
+        self.inputs[part] = Some(known.slice_assign([0..lanes, 0..columns], rows));
+        trunk.set_start(part, lengths.clone());
+        [inputs, lengths]
     }
 
     fn moved(&self, rows: Tensor<2>, part: usize) -> Tensor<2> {
@@ -247,4 +257,14 @@ impl Links {
     fn is_in_turn(&self) -> bool {
         self.done == Some(launches())
     }
+}
+
+/// Rows of these lanes, zeros for one that is vacant.
+pub(super) fn arranged(rows: Tensor<2, Int>, lanes: &[Option<usize>]) -> Tensor<2, Int> {
+    let none = rows.clone().narrow(0, 0, 1).zeros_like();
+    let of = |lane: &Option<usize>| match lane {
+        Some(lane) => rows.clone().narrow(0, *lane, 1),
+        None => none.clone(),
+    };
+    Tensor::cat(lanes.iter().map(of).collect(), 0)
 }

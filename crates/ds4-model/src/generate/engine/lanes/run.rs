@@ -88,7 +88,6 @@ impl Lanes {
         let Self {
             recorder,
             links,
-            caches,
             kind,
             ..
         } = self;
@@ -96,7 +95,7 @@ impl Lanes {
             if part == 0 {
                 others();
             }
-            links.follow(part, results, &mut caches.trunk);
+            links.follow(part, results);
         };
         // SAFETY: this, the setup and the model own or borrow every tensor of the step. None has
         // been replaced, as the epoch says, nor is it shared with another thread.
@@ -112,9 +111,11 @@ impl Lanes {
         Ok(true)
     }
 
+    /// Begins to read the outcome of a replay.
     fn read_recorded(&mut self) {
         let results = self.recorded().map(Pending::of);
         self.ahead.extend(results);
+        self.links.hand_back_at_once(&mut self.caches.trunk);
     }
 
     /// Launches a step, or records some. No step is ahead.
@@ -369,7 +370,6 @@ impl Recordable for RecordedStep<'_, '_> {
     }
 
     fn follow(&mut self, part: usize, results: &PartResults) {
-        let Lanes { links, caches, .. } = &mut *self.lanes;
-        links.follow(part, results, &mut caches.trunk);
+        self.lanes.links.follow(part, results);
     }
 }

@@ -3,6 +3,7 @@
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::sampling::{BatchParams, LaneParams, TokenCounts};
 
+use super::links::arranged;
 use super::state::{Lanes, StepKind};
 use crate::generate::engine::constraint::LaneConstraint;
 use crate::generate::engine::recorder;
@@ -13,6 +14,17 @@ use crate::generate::error::GenerateError;
 /// next. Nothing else changes them.
 pub(crate) struct Settled<'l> {
     pub(super) lanes: &'l mut Lanes,
+}
+
+impl Lanes {
+    /// These lanes for changes, if the host has counted all steps.
+    pub(crate) fn settled(&mut self) -> Option<Settled<'_>> {
+        if !self.is_settled() {
+            return None;
+        }
+        self.catch_up();
+        Some(Settled { lanes: self })
+    }
 }
 
 impl Settled<'_> {
@@ -124,14 +136,4 @@ impl Settled<'_> {
     pub(crate) fn input(&self, lane: usize) -> Tensor<2, Int> {
         self.lanes.inputs().narrow(0, lane, 1)
     }
-}
-
-/// Rows of these lanes, zeros for one that is vacant.
-pub(super) fn arranged(rows: Tensor<2, Int>, lanes: &[Option<usize>]) -> Tensor<2, Int> {
-    let none = rows.clone().narrow(0, 0, 1).zeros_like();
-    let of = |lane: &Option<usize>| match lane {
-        Some(lane) => rows.clone().narrow(0, *lane, 1),
-        None => none.clone(),
-    };
-    Tensor::cat(lanes.iter().map(of).collect(), 0)
 }

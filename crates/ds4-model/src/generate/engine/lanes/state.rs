@@ -6,7 +6,6 @@ use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::sampling::{BatchParams, LaneParams, TokenCounts};
 
 use super::links::Links;
-use super::settled::Settled;
 use crate::generate::engine::constraint::Constraints;
 use crate::generate::engine::recorder::{self, Recorder};
 use crate::generate::engine::results::{Outcome, PartResults, Pending, StepResults};
@@ -149,15 +148,6 @@ impl Lanes {
     /// Whether the host has counted all steps.
     pub(crate) fn is_settled(&self) -> bool {
         self.outstanding() == 0
-    }
-
-    /// These lanes for changes, if the host has counted all steps.
-    pub(crate) fn settled(&mut self) -> Option<Settled<'_>> {
-        if !self.is_settled() {
-            return None;
-        }
-        self.catch_up();
-        Some(Settled { lanes: self })
     }
 
     /// Steps that the host has not counted.
