@@ -3,7 +3,7 @@ use burn_ds4_ops::quant::{Activations, Fp4Layout};
 
 use super::*;
 use crate::config::ModelConfig;
-use crate::model::Model;
+use crate::model::{Model, Ranks};
 use crate::placement::{Placement, Plan};
 use crate::trace::Trace;
 
@@ -125,11 +125,12 @@ fn all_ranks_have_the_same_bits() {
         let open = model.open(count, &mut cache).expect("a short text");
         let ids = Tensor::<1, Int>::arange(7..7 + count as i64, &flex).reshape([1, count]);
         let ids = (0, vec![ids.clone(), ids]);
-        let passings = model.run_ranks(ids, open, &mut cache, &[], &Trace::off());
+        let ranks = Ranks::of(&model).expect("layers in parts");
+        let passings = ranks.run_from(ids, open, &mut cache, &[], &Trace::off());
         cache.close(open).expect("it is the last step");
         let streams = passings.into_iter().map(|passing| passing.streams);
         let streams: Vec<Streams> = streams.collect();
-        let logits = model.logits_of_ranks(0, streams.clone(), [1, count]);
+        let logits = ranks.logits(0, streams.clone(), [1, count]);
         let [first, second] = logits.try_into().expect("two ranks");
         let expected = first.clone().into_data();
         assert!(expected.iter::<f32>().all(f32::is_finite));

@@ -3,8 +3,9 @@
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::transfer::transfer;
 
-use super::forward::{check_batch, embed};
+use super::forward::check_batch;
 use super::modules::Model;
+use super::trunk::embed;
 use crate::cache::{Cache, CacheError, Step};
 use crate::dspark::Dspark;
 use crate::trace::Trace;

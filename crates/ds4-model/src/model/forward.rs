@@ -2,16 +2,14 @@
 
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::collective::GroupError;
-use burn_ds4_ops::transfer::{transfer, transfer_in_turn};
 
 use super::modules::Model;
-use super::passing::Passing;
+use super::trunk::{Ranks, Runs, Trunk};
 use crate::block::{flattened, unflattened};
-use crate::cache::{Cache, CacheError, OpenStep, Step};
+use crate::cache::{Cache, CacheError, OpenStep};
 use crate::config::AttentionKind;
 use crate::hyper_connection::Streams;
 use crate::linear::project_f32;
-use crate::parallel::TensorParallel;
 use crate::trace::Trace;
 
 impl Model {
@@ -122,132 +120,17 @@ impl Model {
         let [batch, positions] = token_ids.dims();
         check_batch("token_ids", batch, cache)?;
         let open = self.open(positions, cache)?;
-        if let Some(parallel) = &self.parallel {
-            let devices = parallel.devices().iter();
-            let token_ids = devices.map(|device| transfer(token_ids.clone(), device));
-            let ranks = self.run_ranks((0, token_ids.collect()), open, cache, taps, trace);
-            cache.close(open)?;
-            let last = ranks.into_iter().next_back();
-            return Ok(last.expect("there is a rank at least").into_parts());
-        }
-        let mut passing: Option<Passing> = None;
-        for (part, run) in self.placement.runs().iter().enumerate() {
-            let (given, token_ids) = match passing {
-                None => (None, transfer(token_ids.clone(), &run.device)),
-                Some(passing) => {
-                    let rows = transfer(passing.rows(), &run.device);
-                    // The host must not wait: it has to launch the sender's next chunk meanwhile.
-                    // SAFETY: all that the device still has to do is to receive the rows.
-                    let token_ids = unsafe { transfer_in_turn(token_ids.clone(), &run.device) };
-                    (Some(self.passed(rows, [batch, positions])), token_ids)
-                }
-            };
-            let step = cache.step(open, part);
-            passing = Some(self.run_part(part, (token_ids, given), (&step, cache), taps, trace));
-            cache.advance(part, step);
-        }
+        let passing = self.trunk().run(token_ids, open, cache, taps, trace);
         cache.close(open)?;
-        Ok(passing.expect("there is at least one run").into_parts())
+        Ok(passing.into_parts())
     }
 
-    /// Runs all layers on the devices of some ranks, the first of them with the first of the token
-    /// ids `[batch, positions]`. The caches take their rows, and the lengths there advance.
-    pub(crate) fn run_ranks(
-        &self,
-        (first, token_ids): (usize, Vec<Tensor<2, Int>>),
-        open: OpenStep,
-        cache: &mut Cache,
-        taps: &[usize],
-        trace: &Trace,
-    ) -> Vec<Passing> {
-        let parallel = self.parallel.as_ref().expect("layers in parts");
-        let (layers, last) = (self.layers.len(), parallel.ranks() - 1);
-        let all = Trace::off();
-        let trace = |rank: usize| if rank == last { trace } else { &all };
-        let ids = token_ids.into_iter().map(|ids| self.in_vocabulary(ids));
-        let ids: Vec<Tensor<2, Int>> = ids.collect();
-        let positions = ids[0].dims();
-        let ranks = first..first + ids.len();
-        let steps = ranks.clone().map(|rank| cache.step(open, rank));
-        let steps: Vec<Step> = steps.collect();
-        let mut passings: Vec<Passing> = ranks
-            .clone()
-            .zip(&ids)
-            .map(|(rank, ids)| {
-                let embedding = match parallel.other(rank) {
-                    Some(rank) => rank.embedding.clone(),
-                    None => self.embedding.val(),
-                };
-                self.embedded(embedding, ids.clone())
-            })
-            .collect();
-        for index in 0..layers {
-            let block = |rank: usize| match parallel.other(rank) {
-                Some(rank) => &rank.layers[index],
-                None => &self.layers[index],
-            };
-            let name = format!("layer{index}");
-            let given = passings.iter().zip(ranks.clone()).zip(&steps);
-            let partials = given.map(|((passing, rank), step)| {
-                let cache = &mut cache.layers_mut()[rank * layers + index];
-                let (streams, trace) = (passing.streams.clone(), trace(rank).scope(&name));
-                block(rank).attend(streams, positions, step, cache, &trace)
-            });
-            let attended = parallel.sum(first, partials.collect());
-            let given = attended.into_iter().zip(ranks.clone());
-            let partials = given.zip(ids.iter().zip(&steps));
-            let partials = partials.map(|((streams, rank), (ids, step))| {
-                let trace = trace(rank).scope(&name);
-                block(rank).mix_experts(streams, ids.clone(), step, &trace)
-            });
-            let mixed = parallel.sum(first, partials.collect());
-            for ((passing, streams), rank) in passings.iter_mut().zip(mixed).zip(ranks.clone()) {
-                passing.streams = streams;
-                let trace = trace(rank).scope(&name);
-                trace.record_with("output", || unflattened(passing.streams.clone(), positions));
-                if rank == last && taps.contains(&index) {
-                    passing.tap(positions);
-                }
-            }
+    /// What runs the layers.
+    fn trunk(&self) -> Box<dyn Trunk + '_> {
+        match Ranks::of(self) {
+            Some(ranks) => Box::new(ranks),
+            None => Box::new(Runs(self)),
         }
-        for (rank, step) in ranks.zip(steps) {
-            cache.advance(rank, step);
-        }
-        passings
-    }
-
-    /// The streams of token ids `[batch, positions]` before the first layer.
-    fn embedded(&self, embedding: Tensor<2>, token_ids: Tensor<2, Int>) -> Passing {
-        let embedded = embed(embedding, token_ids);
-        let streams = embedded
-            .unsqueeze_dim::<4>(2)
-            .repeat_dim(2, self.config.hc_mult);
-        Passing {
-            streams: flattened(streams),
-            tapped: Vec::new(),
-        }
-    }
-
-    /// The logits at what the ranks from `first` on have, where layers are in parts:
-    /// `[batch, positions, vocabulary]` on each of them.
-    pub(crate) fn logits_of_ranks(
-        &self,
-        first: usize,
-        streams: Vec<Streams>,
-        [batch, positions]: [usize; 2],
-    ) -> Vec<Tensor<3>> {
-        let parallel = self.parallel.as_ref().expect("layers in parts");
-        let hidden = streams.into_iter().zip(first..);
-        let hidden = hidden.map(|(streams, rank)| match parallel.other(rank) {
-            Some(rank) => rank.head.forward_norm(streams, &rank.norm),
-            None => self.head.forward_norm(streams, &self.norm),
-        });
-        let logits = parallel.logits(first, hidden.collect()).into_iter();
-        let logits = logits.map(|logits| {
-            let [_, vocabulary] = logits.dims();
-            logits.reshape([batch, positions, vocabulary])
-        });
-        logits.collect()
     }
 
     /// Waits for what the calling thread has launched, and tells whether a device that has parts of
@@ -258,52 +141,17 @@ impl Model {
     ///
     /// If one has.
     pub fn check_group(&self) -> Result<(), GroupError> {
-        let parallel = self.parallel.as_ref();
-        parallel.map_or(Ok(()), |parallel| parallel.group().check())
-    }
-
-    /// What the device before has passed on as [rows](Passing::rows).
-    pub(crate) fn passed(&self, rows: Tensor<2>, positions: [usize; 2]) -> Passing {
-        let [_, d_model] = self.embedding.dims();
-        Passing::of_rows(rows, self.config.hc_mult, d_model, positions)
+        self.trunk().check()
     }
 
     /// Begins a step of the trunk.
     pub(crate) fn open(&self, positions: usize, cache: &mut Cache) -> Result<OpenStep, CacheError> {
         let kinds = self.layers.iter().map(|layer| layer.attention.kind());
         let kinds: Vec<AttentionKind> = kinds.collect();
-        let ranks = self.parallel.as_ref().map_or(1, TensorParallel::ranks);
+        let ranks = self.placement.ranks().len().max(1);
         cache.check_layers(kinds.repeat(ranks).into_iter())?;
-        if let Some(parallel) = &self.parallel {
-            parallel.group().prepare()?;
-        }
+        self.trunk().prepare()?;
         cache.open(positions)
-    }
-
-    /// Runs the layers of one device over token ids `[batch, positions]`, after what the device
-    /// before it has passed on.
-    pub(crate) fn run_part(
-        &self,
-        part: usize,
-        (token_ids, given): (Tensor<2, Int>, Option<Passing>),
-        (step, cache): (&Step, &mut Cache),
-        taps: &[usize],
-        trace: &Trace,
-    ) -> Passing {
-        let positions = token_ids.dims();
-        let token_ids = self.in_vocabulary(token_ids);
-        let mut passing =
-            given.unwrap_or_else(|| self.embedded(self.embedding.val(), token_ids.clone()));
-        for index in self.placement.runs()[part].layers.clone() {
-            let (layer, cache) = (&self.layers[index], &mut cache.layers_mut()[index]);
-            let trace = trace.scope(&format!("layer{index}"));
-            let streams = passing.streams;
-            passing.streams = layer.forward(streams, token_ids.clone(), step, cache, &trace);
-            if taps.contains(&index) {
-                passing.tap(positions);
-            }
-        }
-        passing
     }
 
     /// The trunk's logits at streams `[batch, positions, n, d_model]`: f32
@@ -330,18 +178,6 @@ impl Model {
     pub fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {
         project_f32(hidden, self.output.val())
     }
-
-    pub(super) fn in_vocabulary(&self, token_ids: Tensor<2, Int>) -> Tensor<2, Int> {
-        let [vocabulary, _] = self.embedding.dims();
-        token_ids.clamp(0, vocabulary as i64 - 1)
-    }
-}
-
-/// Rows `[batch, positions, d_model]` of a matrix `[vocabulary, d_model]`.
-pub(super) fn embed(embedding: Tensor<2>, token_ids: Tensor<2, Int>) -> Tensor<3> {
-    let ([batch, positions], [_, d_model]) = (token_ids.dims(), embedding.dims());
-    let embedded = embedding.select(0, token_ids.reshape([batch * positions]));
-    embedded.reshape([batch, positions, d_model])
 }
 
 pub(super) fn check_batch(

@@ -9,7 +9,9 @@ mod passing;
 mod random;
 mod sizes;
 mod source;
+mod trunk;
 
 pub use modules::Model;
 pub(crate) use passing::Passing;
 pub(crate) use source::ModelSource;
+pub(crate) use trunk::{Ranks, Runs};

@@ -9,8 +9,7 @@ use crate::cache::OpenStep;
 use crate::generate::engine::results::{PartResults, StepResults};
 use crate::generate::engine::setup::Setup;
 use crate::generate::error::GenerateError;
-use crate::model::{Model, Passing};
-use crate::parallel::TensorParallel;
+use crate::model::{Model, Passing, Ranks, Runs};
 use crate::trace::Trace;
 
 /// Runs the parts of a step, one for each device that has some.
@@ -53,8 +52,8 @@ pub(crate) trait Executor {
 
 /// The executor of a model.
 pub(crate) fn executor(model: &Model) -> Box<dyn Executor + '_> {
-    match &model.parallel {
-        Some(parallel) => Box::new(InParts(parallel)),
+    match Ranks::of(model) {
+        Some(ranks) => Box::new(InParts(ranks)),
         None if model.placement.is_divided() => Box::new(InTurn),
         None => Box::new(OneDevice),
     }
@@ -128,7 +127,7 @@ impl Executor for InTurn {
 }
 
 /// Each device has a part of every layer.
-struct InParts<'m>(&'m TensorParallel);
+struct InParts<'m>(Ranks<'m>);
 
 impl Executor for InParts<'_> {
     /// 110 ms on two H200s.
@@ -141,7 +140,7 @@ impl Executor for InParts<'_> {
     }
 
     fn refusal(&self, _: &Model) -> Option<&'static str> {
-        let is_recordable = self.0.group().is_recordable();
+        let is_recordable = self.0.parallel.group().is_recordable();
         (!is_recordable).then_some("devices exchange through the host")
     }
 
@@ -151,7 +150,7 @@ impl Executor for InParts<'_> {
         setup: &Setup,
         open: OpenStep,
     ) -> Result<StepResults, GenerateError> {
-        let results = self.run(lanes, setup, open, 0..self.0.ranks())?;
+        let results = self.run(lanes, setup, open, 0..self.0.parallel.ranks())?;
         Ok(results.expect("the last device is one of them"))
     }
 
@@ -179,7 +178,7 @@ impl InParts<'_> {
         ranks: Range<usize>,
     ) -> Result<Option<StepResults>, GenerateError> {
         let (model, count, first) = (setup.model, open.count(), ranks.start);
-        let last = self.0.ranks() - 1;
+        let last = self.0.parallel.ranks() - 1;
         let inputs = ranks.clone().map(|rank| {
             let inputs = match rank == last {
                 true => lanes.inputs(),
@@ -188,12 +187,14 @@ impl InParts<'_> {
             inputs.narrow(1, 0, count)
         });
         let (inputs, trunk) = (inputs.collect(), &mut lanes.caches.trunk);
-        let passings = model.run_ranks((first, inputs), open, trunk, setup.taps(), &Trace::off());
+        let passings = self
+            .0
+            .run_from((first, inputs), open, trunk, setup.taps(), &Trace::off());
         let positions = [lanes.lanes(), count];
         // A clustered head is on the last device, and needs no logits of others.
         let mut logits = model.flash_head.is_none().then(|| {
             let streams = passings.iter().map(|passing| passing.streams.clone());
-            model.logits_of_ranks(first, streams.collect(), positions)
+            self.0.logits(first, streams.collect(), positions)
         });
         let mut next: Vec<Tensor<1, Int>> = Vec::new();
         let mut results = None;
@@ -210,7 +211,7 @@ impl InParts<'_> {
             next.extend(own.next.take());
             results = Some(own);
         }
-        let next = self.0.group().broadcast(last, first, next);
+        let next = self.0.parallel.group().broadcast(last, first, next);
         let next = next.map_err(GenerateError::Logits)?;
         for (rank, next) in ranks.zip(next).filter(|(rank, _)| *rank < last) {
             lanes.links.take_back(rank, next, &mut lanes.caches.trunk);
@@ -255,7 +256,7 @@ fn run(
     let given = given.map(|rows| model.passed(rows, inputs.dims()));
     let step = trunk.step(open, part);
     let (given, cache) = ((inputs, given), (&step, &mut *trunk));
-    let passing = model.run_part(part, given, cache, setup.taps(), &Trace::off());
+    let passing = Runs(model).part(part, given, cache, setup.taps(), &Trace::off());
     trunk.advance(part, step);
     passing
 }
