@@ -6,8 +6,7 @@ use super::config::Request;
 use super::lanes::{Lanes, Settled, StepKind};
 use super::scheduler::GroupId;
 use super::setup::Setup;
-use super::state::Texts;
-use super::text::Text;
+use super::text::{Text, Texts};
 use crate::generate::request_id::RequestId;
 
 /// Numbers of log-probabilities that a step may list: few, since each makes a kind of step. A text

@@ -285,6 +285,20 @@ mod tests {
     }
 
     #[test]
+    fn caches_of_texts_that_are_made_longer_take_the_bytes_that_are_planned() {
+        let pipeline = pipeline();
+        FREE.set(8 << 30);
+        let engine = Engine::with_memory(&pipeline.model, config(None), free);
+        let setup = engine.expect("a valid configuration").setup;
+        for [capacity, texts, padding] in [[64, 1, 0], [64, 3, 0], [64, 3, 40]] {
+            let caches = setup.new_padded_caches(texts, capacity, padding);
+            let planned = setup.bytes_of([capacity, texts, padding]);
+            let bytes = caches.expect("they fit").bytes();
+            assert_eq!(bytes, planned.expect("a cache"), "{padding}");
+        }
+    }
+
+    #[test]
     fn a_copy_has_place_if_what_is_dropped_for_it_leaves_enough() {
         let pipeline = pipeline();
         FREE.set(8 << 30);

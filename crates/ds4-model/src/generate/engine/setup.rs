@@ -1,13 +1,10 @@
 //! What all lanes of an engine share, and the caches that it makes for them.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_ds4_ops::matmul::INVARIANT_ROWS;
 
 use super::config::{EngineConfig, fewer_drafts};
 use super::drafter::{Drafter, Features};
-use super::lanes::executor;
 use super::recorder;
-use super::scheduler::Limits;
 use crate::cache::{Cache, CacheConfig, Rollback};
 use crate::generate::error::{GenerateError, device_error};
 use crate::model::Model;
@@ -72,26 +69,6 @@ impl Setup<'_> {
         match self.config.overlap {
             true => self.model.placement.runs().len().min(self.config.lanes),
             false => 1,
-        }
-    }
-
-    /// What texts are scheduled by.
-    pub(super) fn limits(&self) -> Limits {
-        let (model, config) = (self.model.config(), &self.config);
-        let step = [0, config.drafts].map(|drafts| self.positions(drafts));
-        let longest = config.longest(model).saturating_add(step[1]);
-        let chunk = config.prefill_chunk;
-        Limits {
-            lanes: config.lanes,
-            ways: self.ways(),
-            chunk,
-            call: executor(self.model).call_tokens().min(chunk),
-            lane_rows: 1 + config.drafts,
-            exact_rows: INVARIANT_ROWS.min(chunk),
-            marks: config.prefix_bytes > 0 && !config.exact_prefix,
-            sizes: [config.capacity, longest.min(model.max_position_embeddings)],
-            step,
-            bytes: config.cache_bytes.unwrap_or(usize::MAX),
         }
     }
 

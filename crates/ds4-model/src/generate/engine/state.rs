@@ -1,9 +1,8 @@
 //! An engine, and what it tells of itself.
 
-use std::collections::BTreeMap;
-
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_ds4_ops::device::free_memory;
+use burn_ds4_ops::matmul::INVARIANT_ROWS;
 use burn_ds4_ops::sampling;
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -11,19 +10,16 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use super::config::EngineConfig;
 use super::drafter::drafter;
 use super::group::Group;
-use super::lanes::Lanes;
+use super::lanes::{Lanes, executor};
 use super::prefix::PrefixCache;
-use super::scheduler::{GroupId, Scheduler};
+use super::scheduler::{GroupId, Limits, Scheduler};
 use super::setup::{Caches, LogitsProcessor, Setup};
-use super::text::{Output, Text};
+use super::text::{Output, Texts};
 use crate::flash_head::ProbedHead;
 use crate::generate::error::GenerateError;
 use crate::generate::request_id::RequestId;
 use crate::generate::stats::SpeculativeStats;
 use crate::model::Model;
-
-/// Texts that have not ended, in the order of their requests.
-pub(super) type Texts = BTreeMap<RequestId, Text>;
 
 /// How far a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,8 +182,8 @@ impl<'a> Engine<'a> {
         let config = &setup.config;
         Ok(Self {
             groups: Vec::new(),
-            texts: BTreeMap::new(),
-            scheduler: Scheduler::new(setup.limits()),
+            texts: Texts::new(),
+            scheduler: Scheduler::new(limits(&setup)),
             prefixes: PrefixCache::new(config.prefix_bytes, config.exact_prefix),
             outputs: Vec::new(),
             stats: SpeculativeStats::default(),
@@ -371,6 +367,26 @@ impl<'a> Engine<'a> {
             let lane = lanes.position(|text| *text == Some(request))?;
             Some((group.id, lane))
         })
+    }
+}
+
+/// What texts are scheduled by.
+fn limits(setup: &Setup) -> Limits {
+    let (model, config) = (setup.model.config(), &setup.config);
+    let step = [0, config.drafts].map(|drafts| setup.positions(drafts));
+    let longest = config.longest(model).saturating_add(step[1]);
+    let chunk = config.prefill_chunk;
+    Limits {
+        lanes: config.lanes,
+        ways: setup.ways(),
+        chunk,
+        call: executor(setup.model).call_tokens().min(chunk),
+        lane_rows: 1 + config.drafts,
+        exact_rows: INVARIANT_ROWS.min(chunk),
+        marks: config.prefix_bytes > 0 && !config.exact_prefix,
+        sizes: [config.capacity, longest.min(model.max_position_embeddings)],
+        step,
+        bytes: config.cache_bytes.unwrap_or(usize::MAX),
     }
 }
 

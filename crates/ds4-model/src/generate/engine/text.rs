@@ -1,5 +1,7 @@
 //! The host's side of a text: what was generated, and when it ends.
 
+use std::collections::BTreeMap;
+
 use super::config::Request;
 use super::constraint::LaneConstraint;
 use super::mark::Mark;
@@ -49,6 +51,9 @@ pub struct Output {
     /// Tokens of the text's prompt that were taken from what was kept of another one.
     pub cached: usize,
 }
+
+/// Texts that have not ended, in the order of their requests.
+pub(super) type Texts = BTreeMap<RequestId, Text>;
 
 /// A text, in a lane or on its way there.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Which prompts are processed between two steps.
 
-use super::lanes::Group;
+use super::group::Group;
 use super::plan::{Call, GroupId, Place, Plan, Row};
 use super::task::chunk_end;
 use super::{Memory, Scheduler, Size};
@@ -69,7 +69,7 @@ impl Scheduler {
     }
 
     /// Where the next chunk of a text ends, and whether it is marked there.
-    fn chunk(&self, index: usize) -> (usize, bool) {
+    pub(super) fn chunk(&self, index: usize) -> (usize, bool) {
         let (task, limits) = (&self.tasks[index], &self.limits);
         let last = task.new.prompt.min(task.tokens) - 1;
         if task.processed < last {

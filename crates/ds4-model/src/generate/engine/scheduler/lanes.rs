@@ -1,5 +1,6 @@
 //! Lanes, and the memory for them.
 
+use super::group::Group;
 use super::plan::{Change, GroupId, Place, Plan};
 use super::task::Task;
 use super::{Memory, Scheduler, Size};
@@ -11,36 +12,6 @@ const SIZE_FACTOR: usize = 4;
 const ROOMY: usize = 4;
 /// Steps for which lanes are roomy before they become fewer: what is recorded is recorded anew.
 pub(super) const ROOMY_STEPS: usize = 32;
-
-#[derive(Debug)]
-pub(super) struct Group {
-    pub(super) id: GroupId,
-    pub(super) lanes: Vec<Option<RequestId>>,
-    /// Steps since when they are roomy.
-    roomy_steps: usize,
-}
-
-impl Group {
-    pub(super) fn new(id: GroupId, lanes: Vec<Option<RequestId>>) -> Self {
-        Self {
-            id,
-            lanes,
-            roomy_steps: 0,
-        }
-    }
-
-    pub(super) fn texts(&self) -> usize {
-        self.lanes.iter().flatten().count()
-    }
-
-    fn vacant(&self) -> Option<Place> {
-        let lane = self.lanes.iter().position(Option::is_none)?;
-        Some(Place {
-            group: self.id,
-            lane,
-        })
-    }
-}
 
 impl Scheduler {
     /// Positions of the smallest lanes that have at least `positions`. Where the next size would be
@@ -69,6 +40,16 @@ impl Scheduler {
             // One that has given way gets no larger lane than it had, unless that was full.
             true => self.capacity_for(task.last().saturating_add(least).min(task.new.all)),
             false => self.capacity_of(task.tokens, task.new.all),
+        }
+    }
+
+    /// Positions of the lane that a text waits for.
+    fn wanted_size(&self, task: &Task) -> Option<usize> {
+        match task.place {
+            None => Some(self.size_of(task)),
+            Some(own) => task
+                .is_full
+                .then(|| self.capacity_for(own.group.capacity + 1)),
         }
     }
 
@@ -123,11 +104,8 @@ impl Scheduler {
                 .then_some(place);
         }
         // For all who want such lanes, or twice as many, or one more.
-        let wants = |task: &&Task| match task.place {
-            None => self.size_of(task) == capacity,
-            Some(own) => task.is_full && self.capacity_for(own.group.capacity + 1) == capacity,
-        };
-        let wanting = self.tasks.iter().filter(wants).count();
+        let sizes = self.tasks.iter().filter_map(|task| self.wanted_size(task));
+        let wanting = sizes.filter(|size| *size == capacity).count();
         let wanted = (lanes + wanting.div_ceil(self.limits.ways)).next_power_of_two();
         let most = self.limits.lanes.div_ceil(self.limits.ways);
         let task = &self.tasks[self.index(asking)?];
@@ -264,8 +242,8 @@ impl Scheduler {
     }
 
     /// After a step: lanes become fewer of which few have had texts for some time while nobody
-    /// waits, and groups go that nobody uses. One lane of the smallest size is kept for the next
-    /// text, with what is recorded.
+    /// waits, and groups go that nobody uses or waits for. One lane of the smallest size is kept for
+    /// the next text, with what is recorded.
     pub(crate) fn tidy(&mut self, memory: &dyn Memory) -> Vec<Change> {
         let mut plan = self.new_plan();
         let is_calm = self.waiting() == 0;
@@ -279,8 +257,11 @@ impl Scheduler {
             }
         }
         let base = self.capacity_for(1);
+        let sizes = self.tasks.iter().filter_map(|task| self.wanted_size(task));
+        let wanted: Vec<usize> = sizes.collect();
         self.drop_unused(&mut plan, |own| {
-            own.id.capacity == base && own.lanes.len() == 1
+            let is_wanted = wanted.contains(&own.id.capacity);
+            is_wanted || own.id.capacity == base && own.lanes.len() == 1
         });
         plan.changes
     }

@@ -27,6 +27,7 @@
 //! an error if it is refused even so.
 
 mod admission;
+mod group;
 mod lanes;
 mod plan;
 mod task;
@@ -38,7 +39,7 @@ pub(super) use task::NewTask;
 
 use std::cell::Cell;
 
-use self::lanes::Group;
+use self::group::Group;
 use self::task::Task;
 use crate::generate::request_id::RequestId;
 

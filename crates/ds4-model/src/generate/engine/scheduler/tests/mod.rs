@@ -1,11 +1,14 @@
 //! Random sequences of texts that come, end, leave and outgrow the memory: what is planned can be
 //! carried out, keeps to all bounds, and lets every text get to its end.
 
+mod host;
 mod world;
 
 use std::collections::BTreeSet;
 
-use self::world::{CALL, CHUNK, MOST_STEPS, RECORDING, Random, SIZES, World};
+use self::host::{RECORDING, Random};
+use self::world::{CALL, CHUNK, MOST_STEPS, SIZES, World};
+use super::task::chunk_end;
 use super::*;
 
 fn limits(random: &mut Random) -> Limits {
@@ -297,4 +300,69 @@ fn recordings_make_way_before_a_text_gives_way_or_fails() {
     world.add(40, 5, 0);
     world.finish();
     assert!(world.failed.is_empty());
+}
+
+#[test]
+fn a_lane_that_was_given_way_is_taken_as_it_is() {
+    let large = GroupId {
+        capacity: 64,
+        way: 0,
+    };
+    let mut world = World::new(0, plain(64 + 2 * 16 + 15), 0);
+    let old = world.add(12, 30, 0);
+    world.step();
+    let young = world.add(12, 30, 0);
+    while world.preempted == 0 {
+        world.step();
+    }
+    let place = |id| world.scheduler.place(id).map(|own| own.group);
+    assert_eq!((place(old), place(young)), (Some(large), None));
+    // The same where the younger one has the large lane.
+    let mut world = World::new(0, plain(64 + 2 * 16 + 15), 0);
+    let old = world.add(8, 40, 0);
+    world.step();
+    let young = world.add(14, 30, 0);
+    while world.preempted == 0 {
+        world.step();
+    }
+    assert_eq!(world.groups[&large], [None], "it is kept for the other");
+    assert!(world.scheduler.place(young).is_none());
+    world.step();
+    assert_eq!(world.groups[&large], [Some(old)]);
+    world.finish();
+    assert!(world.failed.is_empty());
+}
+
+#[test]
+fn what_a_text_had_generated_returns_in_whole_chunks_where_its_steps_are_not_exact() {
+    for (lane_rows, calls) in [(1, 2), (20, 1)] {
+        let limits = Limits {
+            lane_rows,
+            ..plain(usize::MAX)
+        };
+        let mut world = World::new(0, limits, 0);
+        let id = world.add(10, 120, 0);
+        world.step();
+        let index = world.scheduler.index(id).expect("it was added");
+        let task = &mut world.scheduler.tasks[index];
+        (task.tokens, task.processed, task.is_decoded) = (60, 20, false);
+        let mut ends = Vec::new();
+        while ends.last() != Some(&59) {
+            let (end, _) = world.scheduler.chunk(index);
+            ends.push(end);
+            world.scheduler.tasks[index].processed = end;
+        }
+        assert_eq!(ends.len() > calls, lane_rows == 1, "{ends:?}");
+        assert!(lane_rows > 1 || ends == [36, 52, 59], "{ends:?}");
+    }
+}
+
+#[test]
+fn only_prompts_of_more_than_an_eighth_of_a_chunk_end_at_a_mark() {
+    for (last, expected) in [(11, (11, false)), (256, (256, false)), (300, (296, true))] {
+        assert_eq!(chunk_end([0, last], 2048, true), expected);
+        assert_eq!(chunk_end([0, last], 2048, false), (last, false));
+    }
+    assert_eq!(chunk_end([0, 5000], 2048, true), (512, true));
+    assert_eq!(chunk_end([2048, 5000], 2048, true), (4096, true));
 }

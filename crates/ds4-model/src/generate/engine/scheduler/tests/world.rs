@@ -1,89 +1,15 @@
 //! What carries out plans, and checks that they can be.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::*;
+use super::host::{Host, MOST_KINDS, RECORDING, Random};
 
 pub(super) const CHUNK: usize = 64;
 pub(super) const CALL: usize = 16;
 pub(super) const SIZES: [usize; 2] = [16, 300];
-/// Bytes of a device that a recording holds.
-pub(super) const RECORDING: usize = 20;
-/// Kinds of steps of which a group has recordings at most.
-const MOST_KINDS: usize = 4;
 /// Steps after which every text of a sequence has ended.
 pub(super) const MOST_STEPS: usize = 20_000;
-
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn below(&mut self, limit: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        (self.0 >> 33) as usize % limit
-    }
-}
-
-pub(super) struct Host {
-    /// Tokens that are kept of texts.
-    kept: BTreeMap<RequestId, usize>,
-    /// Kinds of steps that are recorded of each group, the one that is replayed last.
-    pub(super) recorded: BTreeMap<GroupId, Vec<usize>>,
-    /// Bytes that the devices have, and those of caches.
-    pub(super) device: usize,
-    used: usize,
-    /// Questions for tables so far: not all are answered by yes.
-    asked: Cell<usize>,
-}
-
-impl Host {
-    /// Bytes of all recordings.
-    fn recorded_bytes(&self) -> usize {
-        self.recorded.values().map(Vec::len).sum::<usize>() * RECORDING
-    }
-
-    fn free(&self) -> usize {
-        let used = self.used + self.recorded_bytes();
-        self.device.saturating_sub(used)
-    }
-}
-
-/// A position takes a byte.
-impl Memory for Host {
-    fn bytes_of(&self, [positions, texts, padding]: Size) -> usize {
-        (positions + padding) * texts
-    }
-
-    fn has_place(&self, caches: &[Size]) -> bool {
-        let bytes = caches.iter().map(|size| self.bytes_of(*size)).sum();
-        self.free() >= bytes
-    }
-
-    fn is_ready(&self, _: usize) -> bool {
-        self.asked.set(self.asked.get() + 1);
-        !self.asked.get().is_multiple_of(7)
-    }
-
-    fn known(&self, id: RequestId) -> usize {
-        self.kept.get(&id).copied().unwrap_or(0)
-    }
-
-    fn drop_recordings(&mut self, decoded: &[GroupId]) -> bool {
-        let before = self.recorded_bytes();
-        for (id, kinds) in &mut self.recorded {
-            let kept = usize::from(decoded.contains(id)).min(kinds.len());
-            kinds.drain(..kinds.len() - kept);
-        }
-        self.recorded_bytes() < before
-    }
-
-    fn give_back(&mut self) -> bool {
-        !std::mem::take(&mut self.kept).is_empty()
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct Text {
@@ -130,11 +56,8 @@ impl World {
         Self {
             scheduler: Scheduler::new(limits),
             host: Host {
-                kept: BTreeMap::new(),
-                recorded: BTreeMap::new(),
                 device: usize::MAX,
-                used: 0,
-                asked: Cell::new(0),
+                ..Host::default()
             },
             texts: BTreeMap::new(),
             groups: BTreeMap::new(),
@@ -480,6 +403,17 @@ impl World {
             served.is_sorted_by(|a, b| a >= b),
             "{waiting:?}: {served:?}"
         );
+        // A plan gives memory back, or one text asks for it.
+        let is_asking = |change: &Change| match change {
+            Change::Make(..) => true,
+            Change::Arrange(id, kept) => kept.len() > self.groups[id].len(),
+            _ => false,
+        };
+        let changes = || plan.changes.iter();
+        let moves = |change: &Change| matches!(change, Change::Move { .. });
+        let asks = changes().filter(|change| is_asking(change)).count();
+        let gives = changes().filter(|change| !is_asking(change) && !moves(change));
+        assert!(asks + gives.count().min(1) <= 1, "{:?}", plan.changes);
         self.carry_out(plan.changes);
         let (mut used, count) = (Vec::new(), plan.calls.len());
         for own in plan.calls {

@@ -1,0 +1,82 @@
+//! What the scheduler is told of devices.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use super::super::*;
+
+/// Bytes of a device that a recording holds.
+pub(super) const RECORDING: usize = 20;
+/// Kinds of steps of which a group has recordings at most.
+pub(super) const MOST_KINDS: usize = 4;
+
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    pub(super) fn below(&mut self, limit: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % limit
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Host {
+    /// Tokens that are kept of texts.
+    pub(super) kept: BTreeMap<RequestId, usize>,
+    /// Kinds of steps that are recorded of each group, the one that is replayed last.
+    pub(super) recorded: BTreeMap<GroupId, Vec<usize>>,
+    /// Bytes that the devices have, and those of caches.
+    pub(super) device: usize,
+    pub(super) used: usize,
+    /// Questions for tables so far: not all are answered by yes.
+    pub(super) asked: Cell<usize>,
+}
+
+impl Host {
+    /// Bytes of all recordings.
+    pub(super) fn recorded_bytes(&self) -> usize {
+        self.recorded.values().map(Vec::len).sum::<usize>() * RECORDING
+    }
+
+    pub(super) fn free(&self) -> usize {
+        let used = self.used + self.recorded_bytes();
+        self.device.saturating_sub(used)
+    }
+}
+
+/// A position takes a byte.
+impl Memory for Host {
+    fn bytes_of(&self, [positions, texts, padding]: Size) -> usize {
+        (positions + padding) * texts
+    }
+
+    fn has_place(&self, caches: &[Size]) -> bool {
+        let bytes = caches.iter().map(|size| self.bytes_of(*size)).sum();
+        self.free() >= bytes
+    }
+
+    fn is_ready(&self, _: usize) -> bool {
+        self.asked.set(self.asked.get() + 1);
+        !self.asked.get().is_multiple_of(7)
+    }
+
+    fn known(&self, id: RequestId) -> usize {
+        self.kept.get(&id).copied().unwrap_or(0)
+    }
+
+    fn drop_recordings(&mut self, decoded: &[GroupId]) -> bool {
+        let before = self.recorded_bytes();
+        for (id, kinds) in &mut self.recorded {
+            let kept = usize::from(decoded.contains(id)).min(kinds.len());
+            kinds.drain(..kinds.len() - kept);
+        }
+        self.recorded_bytes() < before
+    }
+
+    fn give_back(&mut self) -> bool {
+        !std::mem::take(&mut self.kept).is_empty()
+    }
+}
