@@ -4,7 +4,7 @@ use burn::tensor::Device;
 
 use super::scheduler::Size;
 use super::setup::Setup;
-use crate::cache::{CacheConfig, CacheError, Rollback};
+use crate::cache::CacheError;
 use crate::generate::error::GenerateError;
 
 /// Bytes of a device that are left for what steps and chunks of prompts work with: a tenth of what
@@ -27,27 +27,13 @@ fn without_workspace(free: u64) -> u64 {
 }
 
 impl Setup<'_> {
-    /// What caches are made by whose texts may turn out to be shorter by up to `padding` positions.
-    pub(super) fn padded_config(
-        &self,
-        batch: usize,
-        capacity: usize,
-        padding: usize,
-    ) -> CacheConfig {
-        let mut options = self.cache_config(batch, capacity);
-        if let Rollback::Bounded(positions) = &mut options.rollback {
-            *positions = positions.saturating_add(padding);
-        }
-        options
-    }
-
     /// Bytes that caches take on each device.
     fn bytes_by_device(
         &self,
         [capacity, texts, padding]: Size,
     ) -> Result<DeviceBytes, GenerateError> {
         let model = self.model.config();
-        let options = self.padded_config(1, capacity, padding);
+        let options = self.cache_config([capacity, 1, padding]);
         let (layout, placement) = self.model.trunk_cache();
         let mut all = DeviceBytes::new();
         for run in placement.runs() {
@@ -290,11 +276,9 @@ mod tests {
         FREE.set(8 << 30);
         let engine = Engine::with_memory(&pipeline.model, config(None), free);
         let setup = engine.expect("a valid configuration").setup;
-        for [capacity, texts, padding] in [[64, 1, 0], [64, 3, 0], [64, 3, 40]] {
-            let caches = setup.new_padded_caches(texts, capacity, padding);
-            let planned = setup.bytes_of([capacity, texts, padding]);
-            let bytes = caches.expect("they fit").bytes();
-            assert_eq!(bytes, planned.expect("a cache"), "{padding}");
+        for size in [[64, 1, 0], [64, 3, 0], [64, 3, 40]] {
+            let bytes = setup.new_caches(size).expect("they fit").bytes();
+            assert_eq!(bytes, setup.bytes_of(size).expect("a cache"), "{size:?}");
         }
     }
 

@@ -82,13 +82,10 @@ impl PrefixCache {
         if bytes > self.maximum {
             return Ok(());
         }
-        let Some(mut caches) = if_fitting(setup.new_caches(1, length))? else {
+        let Some(mut caches) = if_fitting(setup.new_caches([length, 1, 0]))? else {
             return Ok(());
         };
-        caches.adopt(0, lanes.caches(), lane, length)?;
-        for cache in caches.both_mut() {
-            cache.truncate_to(&[length])?;
-        }
+        caches.adopt(0, lanes.caches(), lane, &[length])?;
         text.tokens.truncate(length);
         self.prefixes
             .retain(|prefix| !text.tokens.starts_with(&prefix.tokens));
@@ -138,7 +135,7 @@ impl PrefixCache {
             return Ok(Vec::new());
         };
         let prefix = self.prefixes.remove(index);
-        caches.adopt(0, &prefix.caches, 0, length)?;
+        caches.adopt(0, &prefix.caches, 0, &[length])?;
         let marks = prefix.marks.iter();
         let marks: Vec<Mark> = marks
             .filter(|mark| mark.length <= length)

@@ -78,9 +78,8 @@ impl Engine<'_> {
         let [_, width] = call.shape();
         let mut rows: Vec<Row> = call.rows.clone();
         rows.dedup_by_key(|row| row.sequence);
-        let caches = self
-            .setup
-            .new_padded_caches(rows.len(), width.max(1), call.padding());
+        let size = [width.max(1), rows.len(), call.padding()];
+        let caches = self.setup.new_caches(size);
         let Some(mut caches) = if_fitting(caches)? else {
             return Ok(None);
         };
@@ -137,7 +136,7 @@ fn begin(
     prefixes: &mut PrefixCache,
     text: &mut Text,
 ) -> Result<Caches, GenerateError> {
-    let mut caches = setup.new_caches(1, text.tokens.len())?;
+    let mut caches = setup.new_caches([text.tokens.len(), 1, 0])?;
     if setup.random_contexts {
         for cache in caches.both_mut() {
             let normal = Distribution::Normal(0.0, 1.0);

@@ -242,7 +242,7 @@ impl<'a> Engine<'a> {
                 }
             }
             Change::Move { id, to, .. } => self.move_text(id, to)?,
-            Change::Preempt { id, .. } => self.preempt(id)?,
+            Change::Preempt(id) => self.preempt(id)?,
             Change::Fail { id, capacity, .. } => self.fail(id, capacity)?,
         }
         Ok(true)

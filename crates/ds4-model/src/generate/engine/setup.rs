@@ -5,6 +5,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use super::config::{EngineConfig, fewer_drafts};
 use super::drafter::{Drafter, Features};
 use super::recorder;
+use super::scheduler::Size;
 use crate::cache::{Cache, CacheConfig, Rollback};
 use crate::generate::error::{GenerateError, device_error};
 use crate::model::Model;
@@ -110,7 +111,8 @@ impl Setup<'_> {
         Ok(Features { streams, taps })
     }
 
-    pub(super) fn cache_config(&self, batch: usize, capacity: usize) -> CacheConfig {
+    /// What caches of a size are made by.
+    pub(super) fn cache_config(&self, [capacity, batch, padding]: Size) -> CacheConfig {
         // The host counts steps later than the device, and a text may end before them: those that
         // are ahead, those of a recording, and of the others that are made with it.
         let (drafts, runs) = (self.config.drafts, recorder::WARM_UPS + 1);
@@ -120,30 +122,15 @@ impl Setup<'_> {
         CacheConfig {
             batch,
             capacity,
-            rollback: Rollback::Bounded(positions.saturating_add(others.sum())),
+            rollback: Rollback::Bounded(positions.saturating_add(others.sum::<usize>() + padding)),
             dtype: self.model.embedding.val().dtype().into(),
         }
     }
 
     /// Empty caches of trunk and drafter.
-    pub(super) fn new_caches(
-        &self,
-        batch: usize,
-        capacity: usize,
-    ) -> Result<Caches, GenerateError> {
-        self.new_padded_caches(batch, capacity, 0)
-    }
-
-    /// The same for texts that will turn out to be shorter by up to `padding` positions than they
-    /// are made.
-    pub(super) fn new_padded_caches(
-        &self,
-        batch: usize,
-        capacity: usize,
-        padding: usize,
-    ) -> Result<Caches, GenerateError> {
+    pub(super) fn new_caches(&self, size: Size) -> Result<Caches, GenerateError> {
         recorder::note_launch();
-        let options = self.padded_config(batch, capacity, padding);
+        let options = self.cache_config(size);
         let drafter = self.drafter.as_ref();
         Ok(Caches {
             trunk: self.model.new_cache(options)?,
@@ -208,18 +195,18 @@ impl Caches {
         self.trunk.capacity()
     }
 
-    /// Makes lane `lane` a copy of lane `from` of others, which is `positions` long or will be made
-    /// as short at once.
+    /// Makes lanes from index `lane` on copies of those from index `from` on of others, each as
+    /// short as `lengths` says.
     pub(super) fn adopt(
         &mut self,
         lane: usize,
         source: &Self,
         from: usize,
-        positions: usize,
+        lengths: &[usize],
     ) -> Result<(), GenerateError> {
         recorder::note_launch();
         for (own, source) in self.both_mut().zip(source.both()) {
-            own.adopt_within(lane, source, from, positions)?;
+            own.adopt_run(lane, source, from, lengths)?;
         }
         Ok(())
     }

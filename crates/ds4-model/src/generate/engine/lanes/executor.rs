@@ -1,4 +1,4 @@
-//! How the trunk of a step runs: on one device, on several in turn, or on all at once.
+//! How the trunk of a step runs: on one device or several in turn, or on all at once.
 
 use std::ops::Range;
 
@@ -54,37 +54,11 @@ pub(crate) trait Executor {
 pub(crate) fn executor(model: &Model) -> Box<dyn Executor + '_> {
     match Ranks::of(model) {
         Some(ranks) => Box::new(InParts(ranks)),
-        None if model.placement.is_divided() => Box::new(InTurn),
-        None => Box::new(OneDevice),
+        None => Box::new(InTurn),
     }
 }
 
-/// One device has all layers.
-struct OneDevice;
-
-impl Executor for OneDevice {
-    fn launch(
-        &self,
-        lanes: &mut Lanes,
-        setup: &Setup,
-        open: OpenStep,
-    ) -> Result<StepResults, GenerateError> {
-        finish(lanes, setup, open, None)
-    }
-
-    fn part(
-        &self,
-        lanes: &mut Lanes,
-        setup: &Setup,
-        open: OpenStep,
-        _: usize,
-    ) -> Result<PartResults, GenerateError> {
-        let results = finish(lanes, setup, open, None)?;
-        Ok(PartResults::Chosen(Box::new(results)))
-    }
-}
-
-/// Each device has some of the layers.
+/// Each device has some of the layers, or the only one has all of them.
 struct InTurn;
 
 impl Executor for InTurn {

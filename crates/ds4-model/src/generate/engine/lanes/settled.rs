@@ -94,11 +94,7 @@ impl Settled<'_> {
         from: usize,
         lengths: &[usize],
     ) -> Result<(), GenerateError> {
-        recorder::note_launch();
-        for (own, source) in self.lanes.caches.both_mut().zip(caches.both()) {
-            own.adopt_run(lane, source, from, lengths)?;
-        }
-        Ok(())
+        self.lanes.caches.adopt(lane, caches, from, lengths)
     }
 
     /// Sets the last token and the drafts of a text that was taken into a lane

@@ -71,7 +71,7 @@ pub(crate) struct Lanes {
 impl Lanes {
     /// Vacant lanes.
     pub(crate) fn new(setup: &Setup, lanes: usize, capacity: usize) -> Result<Self, GenerateError> {
-        let mut caches = setup.new_caches(lanes, capacity)?;
+        let mut caches = setup.new_caches([capacity, lanes, 0])?;
         for cache in caches.both_mut() {
             for lane in 0..lanes {
                 cache.vacate(lane)?;

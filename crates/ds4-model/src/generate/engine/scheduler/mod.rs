@@ -408,10 +408,9 @@ impl Scheduler {
         if youngest == id && !self.has_others(id) {
             return false;
         }
-        let from = self.tasks[index].place.expect("it has a lane");
         self.put_back_at(index);
         self.gives_back = true;
-        plan.changes.push(Change::Preempt { id: youngest, from });
+        plan.changes.push(Change::Preempt(youngest));
         true
     }
 

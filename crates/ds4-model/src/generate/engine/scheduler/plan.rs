@@ -35,7 +35,7 @@ pub(crate) enum Change {
     },
     /// Takes a text's lane and what is known of it but its tokens, which wait to be processed
     /// again.
-    Preempt { id: RequestId, from: Place },
+    Preempt(RequestId),
     /// Ends a text that needs a lane of so many positions, for which there is no memory.
     Fail {
         id: RequestId,

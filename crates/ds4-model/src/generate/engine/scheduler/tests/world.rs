@@ -198,7 +198,7 @@ impl World {
                 let lane = &mut self.groups.get_mut(&to.group).unwrap()[to.lane];
                 assert_eq!(lane.replace(id), None, "two texts in one lane");
             }
-            Change::Preempt { id, .. } => self.preempt(id),
+            Change::Preempt(id) => self.preempt(id),
             Change::Fail { id, capacity, from } => {
                 let text = self.texts.remove(&id).expect("it has not ended");
                 assert_eq!(text.lane, from);
