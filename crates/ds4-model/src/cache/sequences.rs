@@ -58,7 +58,25 @@ impl Cache {
         self.check_sequence("sequence", sequence)?;
         source.check_sequence("from", from)?;
         self.check_source(source, true)?;
-        self.adopt_run(sequence, source, from, &[source.lengths[from]])
+        let length = source.lengths[from];
+        self.reserve(length)?;
+        self.open_step = None;
+        for (own, source) in self.layers.iter_mut().zip(&source.layers) {
+            for (own, source) in own.rings_mut().zip(source.rings()) {
+                own.adopt(sequence, source, [from, 1], None);
+            }
+        }
+        for (own, source) in self.parts.iter_mut().zip(&source.parts) {
+            let newest = source.start().narrow(0, from, 1);
+            own.change(|start, _| {
+                let newest = newest.cast(start.dtype());
+                set(start, sequence, newest)
+            });
+        }
+        self.lengths[sequence] = length;
+        self.high_water[sequence] = source.high_water[from];
+        self.set_vacant(sequence, false);
+        Ok(())
     }
 
     /// Makes sequences from index `to` on copies of those from index `from` on of `source`, each as
