@@ -103,14 +103,14 @@ impl Scheduler {
         if !is_ready || self.asks.is_some() || self.gives_back {
             return false;
         }
-        if !is_alone {
-            let _ = self.drop_unused(plan, |own| own.id.capacity == capacity)
-                || self.drop_recordings(index, memory);
-            return false;
-        }
-        // It needs one lane itself, and nobody else can leave what is missing.
+        // It needs one lane itself.
         let own = GroupId { capacity, way: 0 };
         let is_needed = |group: &Group| group.id == own && group.lanes.len() == 1;
+        if !is_alone {
+            let _ = self.drop_unused(plan, is_needed) || self.drop_recordings(index, memory);
+            return false;
+        }
+        // Nobody else can leave what is missing.
         if !self.drop_unused(plan, is_needed) && !self.give_back(index, memory) {
             self.fail(index, capacity, plan);
         }

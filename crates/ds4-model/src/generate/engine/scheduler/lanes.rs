@@ -242,8 +242,8 @@ impl Scheduler {
     }
 
     /// After a step: lanes become fewer of which few have had texts for some time while nobody
-    /// waits, and groups go that nobody uses or waits for. One lane of the smallest size is kept for
-    /// the next text, with what is recorded.
+    /// waits, and groups go that nobody uses or waits for. One lane of the smallest size is kept
+    /// for the next text, with what is recorded.
     pub(crate) fn tidy(&mut self, memory: &dyn Memory) -> Vec<Change> {
         let mut plan = self.new_plan();
         let is_calm = self.waiting() == 0;
@@ -260,7 +260,8 @@ impl Scheduler {
         let sizes = self.tasks.iter().filter_map(|task| self.wanted_size(task));
         let wanted: Vec<usize> = sizes.collect();
         self.drop_unused(&mut plan, |own| {
-            let is_wanted = wanted.contains(&own.id.capacity);
+            let waiting = wanted.iter().filter(|size| **size == own.id.capacity);
+            let is_wanted = waiting.count() >= own.lanes.len();
             is_wanted || own.id.capacity == base && own.lanes.len() == 1
         });
         plan.changes
