@@ -291,7 +291,7 @@ mod tests {
         let (setup, copy) = (&engine.setup, [[64, 2, 0]]);
         let bytes = setup.bytes_of(copy[0]).expect("a cache") as u64;
         // A quarter of so little is left for work.
-        let needed = bytes.next_multiple_of(3) / 3 * 4;
+        let needed = bytes.div_ceil(3) * 4;
         let (device, other) = (setup.device(), Device::flex());
         assert_eq!(*device, other);
         FREE.set(needed - 8);
