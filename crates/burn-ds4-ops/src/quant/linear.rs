@@ -65,6 +65,24 @@ pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<T
     multiply(x, weights, shape)
 }
 
+/// [`quant_linear_group`] without dense matrices: the results of [`quant_linear`] for each of two
+/// matrices, with the same bits.
+///
+/// - `x`: `[.., in]`, `F32`, `F16` or `BF16`
+/// - `weights`: one matrix each, `[1, out, in]`, each with its own `out` and format
+/// - output: `[.., out]` for each, in the dtype of `x`
+///
+/// # Errors
+///
+/// As [`quant_linear_group`].
+pub fn quant_linear_pair<const D: usize>(
+    x: Tensor<D>,
+    weights: [&Weights; 2],
+) -> Result<[Tensor<D>; 2], OpError> {
+    let (products, _) = quant_linear_group(x, weights, &[], SmallMOptions::default())?;
+    Ok(products)
+}
+
 /// Multiplies one `x` by two matrices and any number of dense ones: the results of
 /// [`quant_linear`] for each of the two and of [`small_m_matmul_group`], with the same bits. A
 /// decode step multiplies the input of a layer's attention by the two packed matrices of queries
@@ -117,7 +135,6 @@ pub fn quant_linear<const D: usize>(x: Tensor<D>, weights: &Weights) -> Result<T
 /// # }
 /// # Ok::<(), burn_ds4_ops::OpError>(())
 /// ```
-#[doc(alias = "quant_linear_pair")]
 pub fn quant_linear_group<const D: usize>(
     x: Tensor<D>,
     weights: [&Weights; 2],

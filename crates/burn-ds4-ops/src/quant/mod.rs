@@ -48,7 +48,7 @@ pub use crate::gemm::{FP8_BLOCK, Fp4Layout, repack_fp4};
 pub(crate) use args::PackedWeights;
 pub use args::{Activations, FP4_BLOCK};
 pub(crate) use backend::QuantOps;
-pub use linear::{grouped_linear, quant_linear, quant_linear_group};
+pub use linear::{grouped_linear, quant_linear, quant_linear_group, quant_linear_pair};
 #[cfg(feature = "flex")]
 pub(crate) use reference::linear;
 pub use roundtrips::{fp4_roundtrip, fp8_roundtrip, hadamard};
