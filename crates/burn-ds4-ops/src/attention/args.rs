@@ -83,6 +83,7 @@ pub enum CachedBlocks<B: Backend> {
 
 impl<B: Backend> CachedBlocks<B> {
     /// The rows, if there are any, the picks among them, and the positions of a block.
+    #[cfg(any(feature = "flex", feature = "cube"))]
     pub(super) fn parts(&self) -> (Option<&FloatTensor<B>>, Option<&IntTensor<B>>, usize) {
         match self {
             Self::None => (None, None, 1),

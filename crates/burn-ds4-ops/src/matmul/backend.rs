@@ -5,6 +5,7 @@ use burn::tensor::FloatDType;
 
 use super::reference;
 use super::tensor_list::TensorList;
+#[cfg(feature = "flex")]
 use crate::gemm::INVARIANT_ROWS;
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the
