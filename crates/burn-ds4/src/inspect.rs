@@ -145,6 +145,7 @@ fn variant(checkpoint: &Checkpoint, formats: &BTreeMap<String, usize>) -> String
         _ if formats.keys().any(|format| format.starts_with("NVFP4")) => "NVFP4",
         Some(Dtype::F8_E4M3) => "FP8 (-Base)",
         Some(Dtype::BF16 | Dtype::F16 | Dtype::F32) => "dense",
+        None => "no",
         _ => "FP4",
     };
     let mut tensors = checkpoint.tensors();

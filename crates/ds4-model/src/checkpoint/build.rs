@@ -65,7 +65,7 @@ impl Checkpoint {
     }
 
     /// Counts the bytes that the weights of the [loaded](Self::load) model take on `device`, and
-    /// allocates none. Only the headers are read.
+    /// allocates none. Only headers are read, and scales that may fold to those of FP4.
     ///
     /// # Errors
     ///
@@ -127,9 +127,9 @@ impl Checkpoint {
         options: &LoadOptions,
         devices: &Devices,
     ) -> Result<Model, CheckpointError> {
-        let expanded = self.packed_formats().into_iter();
-        let mut expanded = expanded.filter(|(format, _)| format.ends_with("expanded"));
-        if let Some((format, weights)) = expanded.next().filter(|_| !options.expand) {
+        let packed = self.packed_formats().into_iter();
+        let is_told = |format: &str| !options.expand && format.ends_with("expanded");
+        for (format, weights) in packed.filter(|(format, _)| is_told(format)) {
             let (dir, dtype) = (self.dir().display(), options.dtype);
             log::warn!("{dir}: {weights} weights in {format} to {dtype:?}, as nothing packed fits");
         }

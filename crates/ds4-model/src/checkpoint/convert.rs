@@ -56,7 +56,11 @@ impl View for &Written<'_> {
     fn data(&self) -> Cow<'_, [u8]> {
         match &self.parts[..] {
             [part] => part(),
-            parts => parts.iter().flat_map(|of| of().into_owned()).collect(),
+            parts => {
+                let mut all = Vec::with_capacity(self.data_len());
+                parts.iter().for_each(|part| all.extend_from_slice(&part()));
+                all.into()
+            }
         }
     }
 
@@ -129,6 +133,8 @@ fn whole(
         return Ok(());
     }
     let temporary = path.with_extension("partial");
+    // What a process has left that was killed may not be writable.
+    let _ = fs::remove_file(&temporary);
     let written = write(&temporary)
         .and_then(|()| Ok(File::open(&temporary)?.sync_all()?))
         .and_then(|()| Ok(fs::rename(&temporary, path)?));
@@ -167,7 +173,7 @@ impl Checkpoint {
         shard_bytes: usize,
         mut progress: impl LoadProgress,
     ) -> Result<Self, CheckpointError> {
-        let packed = self.packed(true);
+        let packed = self.packed();
         let kept = self.tensors().filter(|of| self.skipped(of.name).is_none());
         let kept = kept.filter_map(|tensor| Written::new(tensor, &packed, form));
         let written = match form {
@@ -184,12 +190,14 @@ impl Checkpoint {
         let shards: Vec<_> = numbered.chunk_by(|one, other| one.0 == other.0).collect();
 
         fs::create_dir_all(target).map_err(|source| failed(target, source))?;
-        let mut found = fs::read_dir(target).map_err(|source| failed(target, source))?;
+        let found = fs::read_dir(target).map_err(|source| failed(target, source))?;
         let marker = target.join(MARKER);
+        let begun = marker.with_extension("partial");
+        let is_empty = found.flatten().all(|entry| entry.path() == begun);
         let told = format!("{form:?} {shard_bytes} {:?}", self.stamps());
         match fs::read_to_string(&marker) {
             Ok(found) if found == told => {}
-            Err(_) if found.next().is_none() => {
+            Err(_) if is_empty => {
                 whole(&marker, |path| Ok(fs::write(path, &told)?))?;
             }
             _ => {
@@ -221,15 +229,14 @@ impl Checkpoint {
     }
 
     /// What tells the files from others, also from those that they may become.
-    fn stamps(&self) -> Vec<impl std::fmt::Debug> {
+    pub(super) fn stamps(&self) -> Vec<impl std::fmt::Debug> {
         let stamp = |path: &Path| {
             let metadata = path.metadata().ok()?;
             Some((metadata.len(), metadata.modified().ok()))
         };
-        let paths = self.shards.iter().map(|shard| shard.path());
-        paths
-            .map(|path| (path.to_path_buf(), stamp(path)))
-            .collect()
+        let paths = self.shards.iter().map(|shard| shard.path().to_path_buf());
+        let paths = paths.chain([self.dir.join(CONFIG_FILE)]);
+        paths.map(|path| (stamp(&path), path)).collect()
     }
 
     /// All experts of a layer in one tensor, where they are alike, and the names of `transformers`.
@@ -238,16 +245,18 @@ impl Checkpoint {
         for tensor in tensors {
             let stack = names::stack_of(&tensor.name);
             let stack = stack.filter(|_| !tensor.name.starts_with(DRAFTER));
-            let (name, place) = stack.unwrap_or_else(|| (tensor.name.clone(), [0; 2]));
+            let (name, place) = stack.unwrap_or_else(|| (tensor.name.clone(), [usize::MAX; 2]));
             groups.entry(name).or_default().insert(place, tensor);
         }
         let experts = self.config.n_routed_experts;
         let mut stacks = Vec::new();
         for (name, group) in groups {
+            let are_all = group.keys().all(|[expert, _]| *expert < experts);
             let mut tensors: Vec<_> = group.into_values().collect();
             let (dtype, shape) = (tensors[0].dtype, tensors[0].shape.clone());
             let stack = names::STACKS.iter().find(|stack| name.ends_with(stack.end));
             if let Some(count) = stack.map(|stack| stack.parts.len())
+                && are_all
                 && let [out, inp] = shape[..]
                 && tensors.len() == experts * count
                 && tensors

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use safetensors::Dtype;
 
 use super::error::CheckpointError;
-use super::format::FP8_BLOCK;
+use super::format::{FP8_BLOCK, WeightFormat};
 use super::names::{DRAFTER, Dialect, Stack, skipped};
 use super::shard::{self, Shard};
 use super::{index, names};
@@ -54,6 +55,8 @@ pub struct Checkpoint {
     pub(super) dialect: Dialect,
     pub(super) shards: Vec<Shard>,
     pub(super) entries: BTreeMap<String, Entry>,
+    /// In what a device holds packed stacks, once somebody has asked.
+    pub(super) stacks: OnceLock<BTreeMap<(String, WeightFormat), WeightFormat>>,
 }
 
 /// Whether no block of so many rows of scales reaches from one part of an expert into the next.
@@ -100,6 +103,7 @@ impl Checkpoint {
             dialect: Dialect::default(),
             shards: Vec::new(),
             entries: BTreeMap::new(),
+            stacks: OnceLock::new(),
         };
         if single.exists() {
             checkpoint.add_shard(&single, &BTreeMap::new())?;

@@ -239,10 +239,10 @@ pub(super) fn stack_of(name: &str) -> Option<(String, [usize; 2])> {
         let index = stack.parts.iter().position(|own| *own == part)?;
         Some((stack, index))
     })?;
-    Some((
-        format!("{layer}{}", stack.end),
-        [expert.parse().ok()?, index],
-    ))
+    // No two names are one place.
+    let number = expert.parse().ok();
+    let number = number.filter(|number: &usize| number.to_string() == expert)?;
+    Some((format!("{layer}{}", stack.end), [number, index]))
 }
 
 /// The name of a tensor in a released checkpoint and whose name it has, for one that others call

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use rayon::prelude::*;
 use safetensors::Dtype;
 
 use super::directory::Checkpoint;
@@ -15,14 +16,22 @@ pub(super) struct PackedLinear<'a>(
     pub(super) WeightFormat,
 );
 
+/// What a device holds in one format: all routed experts of a layer, or one linear; gate and up
+/// together.
+fn stack_of(prefix: &str) -> String {
+    let (owner, part) = prefix.rsplit_once('.').unwrap_or(("", prefix));
+    let owner = owner.split_once(".experts.").map_or(owner, |(of, _)| of);
+    format!("{owner} {}", if part == "w3" { "w1" } else { part })
+}
+
 impl Checkpoint {
     /// How many linear weights there are of each packed format, and of what they become where a
     /// device has them in another one: FP4 of what has scales that are powers of two, of NVFP4 also
     /// alike in pairs, as where it was made of FP4; else dense matrices of the activations' dtype.
-    /// All weights of the routed experts of a layer are judged by the first.
+    /// The routed experts of a layer become that all together.
     pub fn packed_formats(&self) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
-        for PackedLinear(linear, _, held) in self.packed(false).values() {
+        for PackedLinear(linear, _, held) in self.packed().values() {
             let becomes = match held {
                 WeightFormat::F32 => ", expanded",
                 WeightFormat::Fp4 if linear.format != WeightFormat::Fp4 => ", folded to FP4",
@@ -34,15 +43,40 @@ impl Checkpoint {
         counts
     }
 
-    /// The packed linear weights, by what their names begin with. All of a stack of experts are
-    /// held like the first, or, where `all` are looked at, dense if the scales of one do not fold.
-    pub(super) fn packed(&self, all: bool) -> BTreeMap<&str, PackedLinear<'_>> {
-        let mut stacks: BTreeMap<String, WeightFormat> = BTreeMap::new();
+    /// The packed linear weights, by what their names begin with.
+    pub(super) fn packed(&self) -> BTreeMap<&str, PackedLinear<'_>> {
+        let located = self.located().into_iter();
+        let packed = located.map(|(prefix, linear, inp)| {
+            let held = self.held(prefix, &linear);
+            (prefix, PackedLinear(linear, inp, held))
+        });
+        packed.collect()
+    }
+
+    /// The format in which a device has a linear weight with its stack: dense if the scales of one
+    /// do not fold.
+    pub(super) fn held(&self, prefix: &str, linear: &StoredLinear<'_>) -> WeightFormat {
+        let stacks = self.stacks.get_or_init(|| {
+            let mut stacks: BTreeMap<_, Vec<_>> = BTreeMap::new();
+            for (prefix, linear, inp) in self.located() {
+                let stack = stacks.entry((stack_of(prefix), linear.format));
+                stack.or_default().push((linear, inp));
+            }
+            let held = |linears: &[(StoredLinear<'_>, usize)]| {
+                let mut held = linears.iter().map(|(linear, inp)| linear.held(*inp));
+                let first = held.next().unwrap_or(WeightFormat::F32);
+                let is_dense = held.any(|held| held == WeightFormat::F32);
+                if is_dense { WeightFormat::F32 } else { first }
+            };
+            let stacks = stacks.into_par_iter();
+            stacks.map(|(of, linears)| (of, held(&linears))).collect()
+        });
+        let held = stacks.get(&(stack_of(prefix), linear.format));
+        held.copied().unwrap_or(linear.format)
+    }
+
+    fn located(&self) -> Vec<(&str, StoredLinear<'_>, usize)> {
         let mut loader = Loader::quiet(self);
-        let stack_of = |prefix: &str| match prefix.split_once(".experts.") {
-            Some((layer, expert)) => format!("{layer} {}", expert.ends_with("w2")),
-            None => prefix.to_owned(),
-        };
         let found = self.tensors().filter_map(|weight| {
             let prefix = weight.name.strip_suffix(".weight")?;
             self.tensor(&format!("{prefix}.scale"))?;
@@ -51,18 +85,8 @@ impl Checkpoint {
             };
             let is_bytes = matches!(weight.dtype, Dtype::I8 | Dtype::U8);
             let inp = if is_bytes { inp.saturating_mul(2) } else { inp };
-            let linear = loader.locate(prefix, out, inp)?;
-            let stack = stacks.entry(stack_of(prefix));
-            let stack = stack.or_insert_with(|| linear.held(inp));
-            if all && *stack != WeightFormat::F32 {
-                *stack = linear.held(inp);
-            }
-            Some((prefix, (linear, inp)))
+            Some((prefix, loader.locate(prefix, out, inp)?, inp))
         });
-        let found: Vec<_> = found.collect();
-        let linears = found.into_iter().map(|(prefix, (linear, inp))| {
-            (prefix, PackedLinear(linear, inp, stacks[&stack_of(prefix)]))
-        });
-        linears.collect()
+        found.collect()
     }
 }

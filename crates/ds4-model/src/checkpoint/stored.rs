@@ -227,8 +227,10 @@ impl Stored<'_, '_> {
         let (expand, dtype) = (self.options.expand, self.options.dtype.into());
         let [matrices, _, out, inp] = shape;
         let decoded = rows != out && !blocks_alike(matrices, out);
-        let stored = Loader::quiet(self.loader.checkpoint()).locate(first, rows, inp);
-        let held = stored.filter(|_| !expand).map(|stored| stored.held(inp));
+        let checkpoint = self.loader.checkpoint();
+        let stored = Loader::quiet(checkpoint).locate(first, rows, inp);
+        let held = stored.filter(|_| !expand);
+        let held = held.map(|stored| checkpoint.held(first, &stored));
         self.bytes.under(prefix, |bytes| match held {
             None | Some(WeightFormat::Bf16 | WeightFormat::F16 | WeightFormat::F32) => {
                 bytes.tensor(&shape, dtype);

@@ -126,6 +126,8 @@ impl<'a> Loader<'a> {
         let usual = formats.clone().next();
         let stored = match weight.dtype {
             Dtype::I8 | Dtype::U8 => [out, inp.div_ceil(2)],
+            // A row begins with a whole byte.
+            Dtype::F4 => [out, inp.saturating_add(inp % 2)],
             _ => [out, inp],
         };
         let fits = (dense.is_some() || usual.is_some()) && self.check_shape(&weight, &stored);
@@ -213,12 +215,10 @@ impl<'a> Loader<'a> {
         };
         let mut stack = None;
         if !self.failed() {
-            let held = |source: &StoredLinear<'a>| source.held(shape[1]);
-            let format = match sources.par_iter().all(|of| held(of) == WeightFormat::Fp4) {
-                true => WeightFormat::Fp4,
-                false => first.format,
-            };
-            stack = LinearStack::zeros(format, sources.len(), shape);
+            let name = first.weight.name;
+            let prefix = name.strip_suffix(".weight").unwrap_or(name);
+            let held = self.checkpoint().held(prefix, first);
+            stack = LinearStack::zeros(held, sources.len(), shape);
             if stack.is_none() {
                 self.invalid(first.weight.name, InvalidReason::OutOfMemory);
             }

@@ -6,6 +6,7 @@ use serde_json::json;
 use super::super::{Form, LoadOptions};
 use super::variants::{DSPARK, RANDOM, TINY, Variant, decoded, run};
 use super::{Checkpoint, CheckpointError, StoredTensor, stored, stored_f32};
+use crate::weights::StackValues;
 
 /// The E4M3 code of a power of two.
 fn power_code(exponent: i32) -> u8 {
@@ -97,6 +98,23 @@ fn nvfp4_folds_to_fp4_where_it_was_made_of_that_and_else_expands_with_one_roundi
         assert!(run(&checkpoint).1 == logits);
         assert!(run(&variant.converted(Form::Released).1).1 == logits);
     }
+    // One expert that does not fold has its whole stack expanded, and that is foreseen.
+    let [mut variant, _] = nvfp4(MODELOPT, false, 1.0);
+    let mut tensors = variant.tensors.iter_mut();
+    let scale = tensors.find(|of| of.name == "layers.1.ffn.experts.5.w3.weight_scale");
+    scale.unwrap().bytes[3] ^= 1;
+    let (_dir, checkpoint) = variant.open().unwrap();
+    let expanded = 2 * checkpoint.config().n_routed_experts;
+    assert_eq!(checkpoint.packed_formats()["NVFP4, expanded"], expanded);
+    let model = checkpoint.load(&LoadOptions::default(), &Device::flex());
+    let StackValues::Dense(dense) = &model.unwrap().layers[1].moe.gate_up.values else {
+        panic!("packed");
+    };
+    let more = held(&checkpoint).0 - expected.1;
+    assert!(more > 3 * dense.shape().num_elements());
+    for form in [Form::Released, Form::Transformers] {
+        assert!(run(&variant.converted(form).1).1 == variant.logits());
+    }
     // Neither a power of two, nor scales alike in pairs.
     let [variant, dense] = nvfp4(MODELOPT, false, 1.1);
     assert!(variant.logits() == dense.logits());
@@ -169,6 +187,54 @@ fn every_form_gives_the_same_logits_and_is_in_its_own_formats() {
     }
 }
 
+/// Formats that a loader refuses in one stack are written as they are, and gate and up of the
+/// shared expert alike.
+#[test]
+fn mixed_stacks_keep_their_formats_and_rows_of_half_bytes_have_none() {
+    let nvfp4 = |part: &str, code: u8| {
+        let prefix = format!("layers.0.ffn.shared_experts.{part}");
+        [
+            stored(&format!("{prefix}.weight"), "U8", &[1, 16], &[0x11; 16]),
+            stored(&format!("{prefix}.scale"), "F8_E4M3", &[1, 2], &[code; 2]),
+            stored_f32(&format!("{prefix}.weight_scale_2"), &[], &[1.0]),
+        ]
+    };
+    let experts = "layers.0.ffn.experts";
+    let mut tensors = vec![
+        stored(
+            &format!("{experts}.0.w1.weight"),
+            "F8_E4M3",
+            &[1, 32],
+            &[1; 32],
+        ),
+        stored_f32(&format!("{experts}.0.w1.scale"), &[1, 1], &[1.0]),
+        stored(&format!("{experts}.1.w1.weight"), "I8", &[1, 16], &[1; 16]),
+        stored(&format!("{experts}.1.w1.scale"), "F8_E8M0", &[1, 1], &[127]),
+        stored("f4.weight", "F4", &[2, 3], &[1; 3]),
+        stored_f32("f4.scale", &[2, 1], &[1.0; 2]),
+    ];
+    tensors.extend([nvfp4("w1", 0x38), nvfp4("w3", 0x39)].concat());
+    let dir = super::checkpoint_of_bytes(&super::safetensors(&tensors));
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let formats = checkpoint.packed_formats();
+    let expected = [
+        ("FP4", 1),
+        ("FP8 with F32 scales", 1),
+        ("NVFP4, expanded", 2),
+    ];
+    assert_eq!(
+        formats,
+        expected.map(|(of, count)| (of.to_owned(), count)).into()
+    );
+    for form in [Form::Released, Form::Dense, Form::Transformers] {
+        let target = dir.path().join(format!("{form:?}"));
+        let written = checkpoint.convert(form, &target, 100, |_, _| {}).unwrap();
+        let kept = written.packed_formats().into_values().sum::<usize>();
+        assert_eq!(kept, if form == Form::Dense { 0 } else { 2 });
+        assert_eq!(written.tensor("f4.weight").unwrap().shape, [2, 3]);
+    }
+}
+
 #[test]
 fn an_interrupted_conversion_goes_on_and_nothing_is_overwritten() {
     let (dir, source) = Variant::of(TINY).open().unwrap();
@@ -189,6 +255,9 @@ fn an_interrupted_conversion_goes_on_and_nothing_is_overwritten() {
     assert!(exists(convert("a", Form::Dense)));
     convert("a", Form::Released).unwrap();
     assert_eq!(first.metadata().unwrap().modified().unwrap(), written);
+    // One that was killed before it had told what it writes.
+    std::fs::create_dir(target("b")).unwrap();
+    std::fs::write(target("b").join("conversion.partial"), "").unwrap();
     convert("b", Form::Released).unwrap();
     let names = |name| {
         let entries = target(name).read_dir().unwrap();
@@ -204,6 +273,10 @@ fn an_interrupted_conversion_goes_on_and_nothing_is_overwritten() {
     for name in ["a", "."] {
         assert!(exists(convert(name, Form::Released)));
     }
+    let stamps = || format!("{:?}", source.stamps());
+    let (before, config) = (stamps(), dir.path().join("config.json"));
+    std::fs::write(config, "{}").unwrap();
+    assert!(stamps() != before);
     let error = convert("model.safetensors/target", Form::Dense).unwrap_err();
     assert!(matches!(error, CheckpointError::Write { .. }), "{error}");
 }

@@ -139,6 +139,7 @@ pub(super) fn checkpoint(config: ModelConfig) -> Checkpoint {
         dialect: Default::default(),
         shards: Vec::new(),
         entries: Default::default(),
+        stacks: Default::default(),
     };
     checkpoint
         .add_shard(file.path(), &Default::default())

@@ -177,6 +177,15 @@ fn a_stack_of_other_experts_and_one_whose_blocks_reach_over_its_parts_stay_whole
     let error = checkpoint.load(&LoadOptions::default(), &Device::flex());
     let error = error.unwrap_err().to_string();
     assert!(error.contains("ffn.experts.gate_up_proj"), "{error}");
+    // As many experts, but for one that there is not.
+    let other = Variant::of(RANDOM).named(|name| name.replace(".experts.7.", ".experts.8."));
+    let (_dir, checkpoint) = other.converted(Form::Transformers);
+    assert!(
+        checkpoint
+            .tensor("layers.0.ffn.experts.8.w1.weight")
+            .is_some()
+    );
+    assert!(names::stack_of("layers.0.ffn.experts.07.w1.weight").is_none());
     assert!(!is_apart(2, 2, 32) && is_apart(2, 64, 32) && is_apart(2, 2, 128));
 }
 
