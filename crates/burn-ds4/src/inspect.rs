@@ -83,14 +83,9 @@ pub fn run(args: &Options) -> Result<(), Box<dyn Error>> {
     let formats = checkpoint.packed_formats();
     writeln!(out, "  {:<22}{}", "variant", variant(&checkpoint, &formats))?;
     let packed = formats.iter();
-    let packed: Vec<_> = packed
-        .map(|(format, weights)| format!("{weights} in {format}"))
-        .collect();
-    let packed = if packed.is_empty() {
-        "none".to_owned()
-    } else {
-        packed.join("; ")
-    };
+    let packed = packed.map(|(format, weights)| format!("{weights} in {format}"));
+    let packed = packed.reduce(|one, other| format!("{one}; {other}"));
+    let packed = packed.unwrap_or("none".to_owned());
     writeln!(out, "  {:<22}{packed}", "packed weights")?;
     if args.tensors {
         writeln!(out, "\n{:<14}  {:<20}  tensor", "dtype", "shape")?;
@@ -150,11 +145,7 @@ fn variant(checkpoint: &Checkpoint, formats: &BTreeMap<String, usize>) -> String
     };
     let mut tensors = checkpoint.tensors();
     let has_images = tensors.any(|tensor| checkpoint.skipped(tensor.name) == Some("images"));
-    let images = if has_images {
-        ", images (Vision-Exp)"
-    } else {
-        ""
-    };
+    let images = ["", ", images (Vision-Exp)"][usize::from(has_images)];
     format!("{experts} experts, {drafter}{images}")
 }
 

@@ -218,10 +218,6 @@ impl LinearStack {
         Some(match format {
             WeightFormat::Bf16 => Self::Bf16(codec::filled(total(inp), bf16::ZERO)?),
             WeightFormat::F16 => Self::F16(codec::filled(total(inp), f16::ZERO)?),
-            WeightFormat::F32
-            | WeightFormat::Fp8Rows
-            | WeightFormat::Fp4ScaledF32
-            | WeightFormat::Nvfp4 => Self::F32(codec::filled(total(inp), 0.0)?),
             WeightFormat::Fp8ScaledE8m0
             | WeightFormat::Fp8ScaledF32
             | WeightFormat::Fp8ScaledBf16 => {
@@ -237,6 +233,7 @@ impl LinearStack {
                 words: codec::zeros(total(inp.div_ceil(8)))?,
                 scales: codec::reserved(total(inp.div_ceil(FP4_BLOCK))).ok()?,
             },
+            _ => Self::F32(codec::filled(total(inp), 0.0)?),
         })
     }
 

@@ -96,6 +96,7 @@ const TRUNK: [Renamed; 4] = [
 /// What holds layers.
 const LAYERS: [&str; 2] = ["layers.", DRAFTER];
 /// Beginnings of names in a layer. The first that fits counts.
+#[rustfmt::skip]
 const LAYER: [Renamed; 29] = [
     ("input_layernorm.", "attn_norm."),
     ("post_attention_layernorm.", "ffn_norm."),
@@ -113,34 +114,13 @@ const LAYER: [Renamed; 29] = [
     ("self_attn.compressor.gate_proj.", "attn.compressor.wgate."),
     ("self_attn.compressor.position_bias", "attn.compressor.ape"),
     ("self_attn.compressor.kv_norm.", "attn.compressor.norm."),
-    (
-        "self_attn.compressor.indexer.q_b_proj.",
-        "attn.indexer.wq_b.",
-    ),
-    (
-        "self_attn.compressor.indexer.scorer.weights_proj.",
-        "attn.indexer.weights_proj.",
-    ),
-    (
-        "self_attn.compressor.indexer.weights_proj.",
-        "attn.indexer.weights_proj.",
-    ),
-    (
-        "self_attn.compressor.indexer.kv_proj.",
-        "attn.indexer.compressor.wkv.",
-    ),
-    (
-        "self_attn.compressor.indexer.gate_proj.",
-        "attn.indexer.compressor.wgate.",
-    ),
-    (
-        "self_attn.compressor.indexer.position_bias",
-        "attn.indexer.compressor.ape",
-    ),
-    (
-        "self_attn.compressor.indexer.kv_norm.",
-        "attn.indexer.compressor.norm.",
-    ),
+    ("self_attn.compressor.indexer.q_b_proj.", "attn.indexer.wq_b."),
+    ("self_attn.compressor.indexer.scorer.weights_proj.", "attn.indexer.weights_proj."),
+    ("self_attn.compressor.indexer.weights_proj.", "attn.indexer.weights_proj."),
+    ("self_attn.compressor.indexer.kv_proj.", "attn.indexer.compressor.wkv."),
+    ("self_attn.compressor.indexer.gate_proj.", "attn.indexer.compressor.wgate."),
+    ("self_attn.compressor.indexer.position_bias", "attn.indexer.compressor.ape"),
+    ("self_attn.compressor.indexer.kv_norm.", "attn.indexer.compressor.norm."),
     ("mlp.gate.e_score_correction_bias", "ffn.gate.bias"),
     ("mlp.gate.", "ffn.gate."),
     ("mlp.experts.", "ffn.experts."),
@@ -173,27 +153,12 @@ pub(super) struct Stack {
 }
 
 /// All such tensors.
+#[rustfmt::skip]
 pub(super) const STACKS: [Stack; 4] = [
-    Stack {
-        end: ".ffn.experts.gate_up_proj",
-        parts: &["w1", "w3"],
-        of: "weight",
-    },
-    Stack {
-        end: ".ffn.experts.down_proj",
-        parts: &["w2"],
-        of: "weight",
-    },
-    Stack {
-        end: ".ffn.experts.gate_up_proj_scale_inv",
-        parts: &["w1", "w3"],
-        of: "scale",
-    },
-    Stack {
-        end: ".ffn.experts.down_proj_scale_inv",
-        parts: &["w2"],
-        of: "scale",
-    },
+    Stack { end: ".ffn.experts.gate_up_proj", parts: &["w1", "w3"], of: "weight" },
+    Stack { end: ".ffn.experts.down_proj", parts: &["w2"], of: "weight" },
+    Stack { end: ".ffn.experts.gate_up_proj_scale_inv", parts: &["w1", "w3"], of: "scale" },
+    Stack { end: ".ffn.experts.down_proj_scale_inv", parts: &["w2"], of: "scale" },
 ];
 
 /// The name among the modules of `transformers` of a tensor with a released one. It has none of
@@ -208,11 +173,7 @@ pub(super) fn transformers(name: &str) -> String {
         other.map_or(name.to_owned(), |(other, rest)| format!("{other}{rest}"))
     };
     let Some((layer, rest)) = layer(name) else {
-        let prefix = if name.starts_with("head.") {
-            ""
-        } else {
-            "model."
-        };
+        let prefix = ["model.", ""][usize::from(name.starts_with("head."))];
         return format!("{prefix}{}", named(name, &TRUNK));
     };
     let mut rest = match rest.strip_suffix(".scale") {
