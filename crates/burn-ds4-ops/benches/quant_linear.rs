@@ -2,7 +2,9 @@
 
 use burn::tensor::{DType, Distribution, FloatDType, Tensor};
 use burn_ds4_ops::matmul::small_m_matmul_group;
-use burn_ds4_ops::quant::{Activations, FP4_BLOCK, Weights, quant_linear, quant_linear_group};
+use burn_ds4_ops::quant::{
+    Activations, FP4_BLOCK, Weights, quant_linear, quant_linear_group, quant_linear_pair,
+};
 
 use super::{
     super::common::values,
@@ -189,9 +191,8 @@ fn run_pair(x: &Tensor<2>, [first, second]: &[Weights; 2], apart: bool) -> (Tens
             .map(|weights| quant_linear(x.clone(), weights).expect("a matrix"))
             .into();
     }
-    let options = small_m::options(BF16_TO_F32);
-    let products = quant_linear_group(x.clone(), [first, second], &[], options);
-    products.expect("matrices").0.into()
+    let products = quant_linear_pair(x.clone(), [first, second]);
+    products.expect("matrices").into()
 }
 
 /// Two FP8 matrices and some of `bf16`.

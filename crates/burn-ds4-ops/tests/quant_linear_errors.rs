@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_ds4_ops::matmul::SmallMOptions;
-use burn_ds4_ops::quant::{Weights, quant_linear_group};
+use burn_ds4_ops::quant::{Weights, quant_linear_group, quant_linear_pair};
 
 use super::common::{assert_on_another_device, assert_refused, devices, two_devices};
 use super::packing::{FP8, Packed};
@@ -50,6 +50,7 @@ fn what_does_not_fit_is_refused_by_name() {
     let message = "`x` has dtype F64, expected F32, F16 or BF16";
     let result = quant_linear_group(x(), [&weights; 2], &[], SmallMOptions::default());
     assert_refused(result, message);
+    assert_refused(quant_linear_pair(x(), [&weights; 2]), message);
 }
 
 fn weights_on_another_device_are_refused() {

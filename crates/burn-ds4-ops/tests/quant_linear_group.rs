@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_ds4_ops::matmul::SmallMOptions;
-use burn_ds4_ops::quant::{Activations, Weights, quant_linear_group};
+use burn_ds4_ops::quant::{Activations, Weights, quant_linear_group, quant_linear_pair};
 
 use super::common::{devices, every_dtype, is_gpu, skip, some};
 use super::linear::{Input, linear, read_product};
@@ -29,7 +29,7 @@ const ALIKE: [[Format; 2]; 5] = [
     [FP8, FP8_PAIR],
 ];
 
-/// Reads back what `quant_linear_group` gives.
+/// Reads back what `quant_linear_group` gives, or without dense weights `quant_linear_pair`.
 #[track_caller]
 fn group<const D: usize>(
     x: Tensor<D>,
@@ -43,7 +43,11 @@ fn group<const D: usize>(
     } else {
         dtype
     };
-    let (pair, products) = quant_linear_group(x, weights, dense, options).expect("they fit");
+    let results = match dense {
+        [] => quant_linear_pair(x, weights).map(|pair| (pair, vec![])),
+        _ => quant_linear_group(x, weights, dense, options),
+    };
+    let (pair, products) = results.expect("they fit");
     let [first, second] = pair;
     let pair = [(first, weights[0]), (second, weights[1])];
     assert_eq!(products.len(), dense.len());

@@ -16,7 +16,7 @@ use crate::gemm::launch::{
 };
 use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{aligned, elements_view, narrow, output};
-use crate::matmul::TensorList;
+use crate::matmul::{TensorList, multiply_one};
 use crate::roundtrip::SmallFloat;
 use crate::roundtrip::launch::{can_round, round};
 
@@ -74,25 +74,50 @@ fn input(x: CubeTensor, activations: Activations) -> CubeTensor {
     }
 }
 
+/// The rows of `[tokens, groups, in]`. A reshape would copy those of one group if there are gaps
+/// between them.
+fn into_rows(mut x: CubeTensor) -> CubeTensor {
+    let [tokens, groups, columns] = x.shape().dims();
+    if groups > 1 || x.is_contiguous() || x.meta.is_tiled() {
+        return CubeBackend::float_reshape(x, [tokens * groups, columns].into());
+    }
+    x.meta.remove(1);
+    x
+}
+
+/// The rows of `x` by one dense matrix. More than [`SMALL_M_ROWS`] take it in their own dtype.
+fn dense(x: CubeTensor, matrix: CubeTensor, activations: Activations) -> CubeTensor {
+    let ([rows, columns], [_, out, _]) = (x.shape().dims(), matrix.shape().dims());
+    let dtype = x.dtype.into();
+    let matrix = match rows > SMALL_M_ROWS {
+        true => CubeBackend::float_cast(matrix, dtype),
+        false => matrix,
+    };
+    let matrix = CubeBackend::float_reshape(matrix, [out, columns].into());
+    let product = multiply_one::<CubeBackend>(input(x, activations), matrix, dtype);
+    CubeBackend::float_reshape(product, [rows, 1, out].into())
+}
+
 /// The channels of each group of `[tokens, groups, in]` by its own matrix, in the dtype of `x`.
-/// `None` where there is no kernel, or other products are faster.
+/// `None` for several dense ones, and for packed ones without a kernel.
 pub(super) fn grouped_linear(
     x: &CubeTensor,
     weights: &PackedWeights<CubeBackend>,
     activations: Activations,
 ) -> Option<CubeTensor> {
     let matrices = Matrices::from(weights.clone());
-    let [tokens, groups, columns] = x.shape().dims();
+    let [tokens, groups, _] = x.shape().dims();
     let tiles = has_tiles(x, [&matrices]);
     let possible = match matrices.format {
         WeightFormat::Dense => tiles && groups == 1 && tokens > SMALL_M_ROWS,
         _ => tiles || groups == 1,
     };
     if !possible || groups > MAX_ROWS || !can_multiply(x, [&matrices]) {
-        return None;
+        let one = groups == 1 && matrices.format == WeightFormat::Dense;
+        return one.then(|| dense(into_rows(x.clone()), matrices.words, activations));
     }
     let matrices = &matrices.contiguous();
-    let x = CubeBackend::float_reshape(x.clone(), [tokens * groups, columns].into());
+    let x = into_rows(x.clone());
     let most = MAX_ROWS / groups;
     let products = (0..tokens).step_by(most).map(|first| {
         let count = most.min(tokens - first);
@@ -128,7 +153,7 @@ fn multiply(
         };
         return product.launch(schedule, result);
     }
-    let x = input(x, activations);
+    let x = aligned(input(x, activations));
     if !in_micro_batches(&x, matrices, (rows, schedule)) {
         return Product::of_rows(&x, matrices).launch(schedule, result);
     }

@@ -15,7 +15,7 @@ use crate::validation::{expect_device, expect_float, expect_shape, invalid};
 ///
 /// - `x`: `[.., in]`, `F32`, `F16` or `BF16`
 /// - `weights`: one matrix, `[1, out, in]`; exact in the kernels. Without a kernel, packed weights
-///   are rounded to the dtype of `x`, and so are dense ones for more than 16 rows.
+///   are rounded to the dtype of `x`, and so are dense ones for more than 16 rows, but not on Flex.
 /// - output: `[.., out]` in the dtype of `x`, sums in `f32`. Without columns, zeros.
 ///
 /// [`Weights::with_activations`] says whether `x` is rounded first.
@@ -106,8 +106,8 @@ pub fn quant_linear_pair<const D: usize>(
 ///
 /// Up to 8 rows by both and up to five dense ones of one 16-bit dtype are one launch as well, if
 /// shared memory is large enough, and both kinds need cubes of as many planes: those of 4096
-/// columns do, those of 7168 do not. With rounded activations, and everywhere else, there is a
-/// launch for each.
+/// columns do, those of 7168 do not. With rounded activations, and everywhere else, the pair and
+/// the dense ones are launches of their own.
 ///
 /// # Errors
 ///

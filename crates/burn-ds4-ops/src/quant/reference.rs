@@ -8,7 +8,7 @@ use burn::tensor::{FloatDType, IntDType, Shape, TensorData};
 use super::QuantOps;
 use super::args::{Activations, FP4_BLOCK, PackedWeights};
 use crate::gemm::{FP8_BLOCK, Fp4Layout};
-use crate::matmul::{INVARIANT_ROWS, multiply_one};
+use crate::matmul::multiply_one;
 use crate::reference::slice;
 use crate::roundtrip::reference::roundtrip as rounded;
 use crate::roundtrip::{SmallFloat, power_of_two};
@@ -105,8 +105,8 @@ pub(super) fn grouped_linear<B: QuantOps>(
         activations,
     );
     let weight = match weights {
-        // The product of few rows rounds neither operand.
-        PackedWeights::Dense { values } if tokens <= INVARIANT_ROWS => values,
+        // The product rounds neither operand.
+        PackedWeights::Dense { values } => values,
         weights => dequantize::<B>(weights, dtype),
     };
     let weight = B::float_reshape(weight, Shape::new([out, columns]));
