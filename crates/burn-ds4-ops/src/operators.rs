@@ -5,13 +5,28 @@ use burn::backend::fusion::custom::TensorSpec;
 #[cfg(feature = "fusion")]
 use burn::tensor::DType;
 
+/// What the backends of families use.
+pub(crate) mod prelude {
+    #[cfg(feature = "fusion")]
+    pub(crate) use burn::backend::fusion::custom::TensorSpec;
+    pub(crate) use burn::backend::tensor::{FloatTensor, IntTensor};
+    pub(crate) use burn::backend::{Backend, TensorMetadata, backend_extension};
+    #[cfg(feature = "fusion")]
+    pub(crate) use burn::tensor::DType;
+
+    pub(crate) use super::operators;
+    #[cfg(feature = "fusion")]
+    pub(crate) use super::{like, spec};
+}
+
 /// Extends Burn's backends by a family's operators. An operator's body is its reference, generic
 /// over the backend. After it may come `if CONDITION => LAUNCH;`: where CubeCL's kernels take the
 /// arguments, they are launched in place of the reference. What a backend does in another way comes
 /// last, in `flex { .. }` and `cube { .. }`: whole methods of their implementations.
 ///
 /// With fusion, [`spec`](crate::operators::spec) and [`like`](crate::operators::like) tell the
-/// shapes and dtypes of outputs, which it needs before operators run.
+/// shapes and dtypes of outputs, which it needs before operators run. All of that needs what is in
+/// the [`prelude`](crate::operators::prelude).
 macro_rules! operators {
     (
         $(#[$($doc:tt)*])*
@@ -24,18 +39,6 @@ macro_rules! operators {
         $(flex { $($flex:tt)* })?
         $(cube { $($cube:tt)* })?
     ) => {
-        #[allow(unused_imports)]
-        use burn::backend::tensor::{FloatTensor, IntTensor};
-        #[allow(unused_imports)]
-        use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
-        #[cfg(feature = "fusion")]
-        #[allow(unused_imports)]
-        use {
-            burn::backend::fusion::custom::TensorSpec,
-            burn::tensor::DType,
-            crate::operators::{like, spec},
-        };
-
         $(#[$($doc)*])*
         #[backend_extension(
             Flex: cfg(feature = "flex"),
@@ -92,5 +95,5 @@ pub(crate) fn spec<const D: usize>(shape: [usize; D], dtype: DType) -> TensorSpe
 /// An output like an input.
 #[cfg(feature = "fusion")]
 pub(crate) fn like(x: &TensorSpec) -> TensorSpec {
-    TensorSpec::new(x.shape.clone(), x.dtype)
+    x.clone()
 }

@@ -12,7 +12,7 @@ use crate::attention::args::{
 };
 use crate::matmul::MatmulOps;
 use crate::norm::{NormOps, norm_rows};
-use crate::operators::operators;
+use crate::operators::prelude::*;
 use crate::optional::OptionalFloat;
 
 operators! {

@@ -3,7 +3,7 @@ use super::args::HeadTensors;
 use super::launch::{Candidates, can_run};
 use super::reference;
 use crate::matmul::MatmulOps;
-use crate::operators::operators;
+use crate::operators::prelude::*;
 use crate::optional::{OptionalFloat, OptionalInt};
 use crate::topk::TopkOps;
 #[cfg(feature = "fusion")]

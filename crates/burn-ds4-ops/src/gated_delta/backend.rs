@@ -4,7 +4,7 @@ use super::launch;
 use super::reference;
 #[cfg(feature = "fusion")]
 use crate::gated_delta::args::{RecurrenceMetadata, StateStoreMetadata};
-use crate::operators::operators;
+use crate::operators::prelude::*;
 
 /// The outputs, and what is stored.
 #[cfg(feature = "fusion")]

@@ -4,7 +4,7 @@ use super::launch;
 use super::reference;
 use crate::matmul::MatmulOps;
 use crate::norm::NormOps;
-use crate::operators::operators;
+use crate::operators::prelude::*;
 
 /// The collapsed streams.
 #[cfg(feature = "fusion")]

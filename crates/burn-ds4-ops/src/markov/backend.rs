@@ -1,7 +1,7 @@
 #[cfg(feature = "cube")]
 use super::launch;
 use super::reference;
-use crate::operators::operators;
+use crate::operators::prelude::*;
 use crate::optional::OptionalInt;
 
 operators! {

@@ -1,12 +1,10 @@
-use burn::backend::tensor::FloatTensor;
-#[allow(unused_imports)]
-use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::FloatDType;
 
 use super::reference;
 use super::tensor_list::TensorList;
 #[cfg(feature = "flex")]
 use crate::gemm::INVARIANT_ROWS;
+use crate::operators::prelude::*;
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the
 /// reference.

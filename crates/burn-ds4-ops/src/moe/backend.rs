@@ -1,11 +1,8 @@
-use burn::backend::tensor::{FloatTensor, IntTensor};
-#[allow(unused_imports)]
-use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata, backend_extension};
-
 use super::args::PackedExperts;
 #[cfg(feature = "cube")]
 use super::launch;
 use super::reference;
+use crate::operators::prelude::*;
 use crate::quant::QuantOps;
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the

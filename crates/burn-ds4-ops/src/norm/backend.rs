@@ -3,7 +3,7 @@ use burn::tensor::Shape;
 #[cfg(feature = "cube")]
 use super::launch;
 use super::reference;
-use crate::operators::operators;
+use crate::operators::prelude::*;
 use crate::optional::OptionalFloat;
 
 operators! {

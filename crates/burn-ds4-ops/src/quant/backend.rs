@@ -1,6 +1,3 @@
-use burn::backend::tensor::FloatTensor;
-#[allow(unused_imports)]
-use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::FloatDType;
 
 use super::args::{Activations, LinearProducts, PackedWeights};
@@ -8,6 +5,7 @@ use super::args::{Activations, LinearProducts, PackedWeights};
 use super::launch;
 use super::reference;
 use crate::matmul::{INVARIANT_ROWS, MatmulOps, TensorList};
+use crate::operators::prelude::*;
 use crate::roundtrip::SmallFloat;
 
 /// Extension of Burn's backends by the operators of this family; the default bodies are the

@@ -2,7 +2,7 @@
 use super::launch;
 use super::reference;
 use crate::matmul::MatmulOps;
-use crate::operators::operators;
+use crate::operators::prelude::*;
 use crate::optional::{OptionalBool, OptionalFloat};
 
 /// The outputs of `k` experts for each of the input's rows.

@@ -1,7 +1,7 @@
 #[cfg(feature = "cube")]
 use super::launch;
 use super::reference;
-use crate::operators::operators;
+use crate::operators::prelude::*;
 use crate::optional::OptionalInt;
 
 operators! {
@@ -43,7 +43,7 @@ operators! {
     /// See [`apply_penalties`](super::apply_penalties). `logits` are
     /// `[lanes · (drafts + 1), vocabulary]`, f32, and `counts` those of
     /// [`TokenCounts`](super::TokenCounts).
-    #[fusion(meta = |logits, _drafts, _counts, _floats, _words| logits.clone())]
+    #[fusion(meta = |logits, _drafts, _counts, _floats, _words| like(logits))]
     fn apply_penalties(
         logits: FloatTensor<Self>,
         #[extension_type] drafts: OptionalInt<Self>,
@@ -57,7 +57,7 @@ operators! {
         launch::apply_penalties(logits, drafts.into_option(), counts, [floats, words]);
 
     /// See [`TokenCounts::count`](super::TokenCounts::count).
-    #[fusion(meta = |counts, _tokens| counts.clone())]
+    #[fusion(meta = |counts, _tokens| like(counts))]
     fn count_tokens(counts: IntTensor<Self>, tokens: IntTensor<Self>) -> IntTensor<Self> {
         reference::count_tokens::<Self>(counts, tokens)
     }
@@ -65,7 +65,7 @@ operators! {
 
     /// The log-probabilities of some tokens of each row, `[rows, tokens]`, i32; see
     /// [`log_probs`](super::log_probs()).
-    #[fusion(meta = |_logits, ids| TensorSpec::new(ids.shape.clone(), DType::F32))]
+    #[fusion(meta = |_logits, ids| spec([ids.shape[0], ids.shape[1]], DType::F32))]
     fn log_probs(logits: FloatTensor<Self>, ids: IntTensor<Self>) -> FloatTensor<Self> {
         reference::log_probs::<Self>(logits, ids)
     }

@@ -2,7 +2,7 @@ use super::args::CausalWindow;
 #[cfg(feature = "cube")]
 use super::launch;
 use super::reference;
-use crate::operators::operators;
+use crate::operators::prelude::*;
 use crate::optional::OptionalInt;
 
 operators! {
@@ -29,8 +29,8 @@ operators! {
     /// Collects the values at ascending `ids`, in their order or sorted; see
     /// [`top_k`](super::top_k).
     #[fusion(meta = |logits, _starts, ids, _sorted| (
-        TensorSpec::new(ids.shape.clone(), logits.dtype),
-        ids.clone(),
+        spec([ids.shape[0], ids.shape[1]], logits.dtype),
+        like(ids),
     ))]
     fn top_k_values(
         logits: FloatTensor<Self>,

@@ -1,7 +1,7 @@
 use super::reference;
 #[cfg(feature = "cube")]
 use crate::attention::launch;
-use crate::operators::operators;
+use crate::operators::prelude::*;
 
 operators! {
     /// Extends Burn's backends by what is done to rows.
