@@ -77,8 +77,8 @@ pub(crate) fn expect_float<const D: usize>(
     argument: &'static str,
     tensor: &Tensor<D>,
 ) -> Result<(), OpError> {
-    let accepted = [DType::F32, DType::F16, DType::BF16];
-    expect_dtype(argument, "F32, F16 or BF16", tensor, &accepted)
+    let (expected, accepted) = FLOATS;
+    expect_dtype(argument, expected, tensor, accepted)
 }
 
 pub(crate) fn expect_dtype<const D: usize, K: Basic>(

@@ -13,7 +13,8 @@ use crate::OpError;
 use crate::device::is_host;
 use crate::quant::{Activations, Weights};
 use crate::validation::{
-    expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape, invalid,
+    F32, INTEGERS, expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape,
+    expect_tensor, invalid,
 };
 
 use args::PackedExperts;
@@ -337,12 +338,8 @@ fn check_routing(
     experts: usize,
 ) -> Result<(), OpError> {
     let ([tokens, _], [_, k], device) = (x.dims(), ids.dims(), x.device());
-    expect_ids(ids)?;
-    expect_dtype("weights", "F32", weights, &[DType::F32])?;
-    expect_shape("ids", ids.dims(), [tokens, k])?;
-    expect_shape("weights", weights.dims(), [tokens, k])?;
-    expect_device("ids", &ids.device(), "x", &device)?;
-    expect_device("weights", &weights.device(), "x", &device)?;
+    expect_tensor(("ids", ids), INTEGERS, [tokens, k], ("x", &device))?;
+    expect_tensor(("weights", weights), F32, [tokens, k], ("x", &device))?;
     if is_host(&device) {
         check_expert_ids(ids.clone(), experts)?;
     }
@@ -379,7 +376,8 @@ fn check_routing(
 /// # Ok::<(), burn_ds4_ops::OpError>(())
 /// ```
 pub fn check_expert_ids(ids: Tensor<2, Int>, experts: usize) -> Result<(), OpError> {
-    expect_ids(&ids)?;
+    let (expected, accepted) = INTEGERS;
+    expect_dtype("ids", expected, &ids, accepted)?;
     let unknown = |id: &i64| usize::try_from(*id).is_ok_and(|id| id >= experts);
     match ids.into_data().iter::<i64>().find(unknown) {
         None => Ok(()),
@@ -389,9 +387,4 @@ pub fn check_expert_ids(ids: Tensor<2, Int>, experts: usize) -> Result<(), OpErr
             id as usize,
         )),
     }
-}
-
-fn expect_ids(ids: &Tensor<2, Int>) -> Result<(), OpError> {
-    let accepted = [DType::I32, DType::I64, DType::U32];
-    expect_dtype("ids", "I32, I64 or U32", ids, &accepted)
 }

@@ -3,7 +3,7 @@
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IntDType, Shape};
+use burn::tensor::{FloatDType, Shape};
 #[cfg(feature = "flex")]
 use burn::tensor::{IndexingUpdateOp, TensorData, read_sync};
 
@@ -12,13 +12,11 @@ use super::backend::MoeOps;
 #[cfg(feature = "flex")]
 use crate::quant::{Activations, linear};
 use crate::quant::{FP8_BLOCK, PackedWeights, QuantOps};
-use crate::reference::{bool_dtype, slice};
+use crate::reference::{INT, bool_dtype, slice, within};
 use crate::roundtrip::SmallFloat;
 
 /// (token, slot) pairs whose matrices are decoded at once: a bound on the memory for them.
 const MAX_GATHERED_PAIRS: usize = 48;
-/// The dtype of ids, pairs and rows.
-const INT: IntDType = IntDType::I32;
 
 pub(super) fn swiglu<B: Backend>(
     gate: FloatTensor<B>,
@@ -50,7 +48,7 @@ pub(super) fn gathered<B: QuantOps>(
     let pairs = tokens * k;
     // An id out of range is clamped to one that can be read, and its output is dropped: as a
     // product with a weight of zero, it would let an infinity through.
-    let known = B::int_clamp(ids.clone(), 0.into(), (count as i64 - 1).into());
+    let known = within::<B>(ids.clone(), count);
     let padding = B::int_not_equal(known.clone(), ids.clone(), bool_dtype::<B>(&ids.device()));
     let ids = B::int_reshape(B::int_cast(known, INT), Shape::new([pairs]));
     let x = B::float_reshape(x, Shape::new([tokens, 1, d]));

@@ -1,5 +1,6 @@
-use crate::reference::prelude::*;
 use std::ops::Range;
+
+use crate::reference::prelude::*;
 
 pub(super) fn rotate<B: Backend>(
     x: FloatTensor<B>,
@@ -9,7 +10,7 @@ pub(super) fn rotate<B: Backend>(
     let [batch, positions, heads, width] = x.shape().dims();
     let rotated = cos.shape()[2];
     let dtype: FloatDType = x.dtype().into();
-    let channels = |range: std::ops::Range<usize>| -> FloatTensor<B> {
+    let channels = |range: Range<usize>| -> FloatTensor<B> {
         let rows = [0..batch, 0..positions, 0..heads, range];
         B::float_slice(x.clone(), &rows.map(Slice::from))
     };

@@ -39,8 +39,8 @@ impl Product<'_> {
     pub(super) fn launch_portable(&self, result: &CubeTensor) {
         let matrices = self.matrices;
         let client = self.x.client.clone();
-        let Caps { target, .. } = Caps::of(&client);
-        let plane = Caps::of(&client).lanes();
+        let caps = Caps::of(&client);
+        let (plane, target) = (caps.lanes(), caps.target);
         let (ids, sorted) = match self.grouping {
             Grouping::Ids(ids) => (Some(ids), None),
             _ => (None, self.sorted()),

@@ -36,7 +36,7 @@ pub(crate) struct Product<'a> {
     /// Half of the rows are a gate; the result is for weights of this format.
     pub gated: Option<WeightFormat>,
     /// Whether `x` is in the order of its weights, as gated results are: a row for each pair and
-    /// term.
+    /// term. No matter for the portable kernel.
     pub permuted: bool,
     /// The dtype of the rows of `x`, which gated results are rounded to. A permuted `x` consists of
     /// terms of it.

@@ -145,7 +145,7 @@ pub(super) fn project(
     let to = partials.clone().into_buffer_arg();
     if let Some(blueprint) = tiles {
         let pending = pending.map(|(own, coefficients)| pending_arg(own, coefficients, size));
-        let tiles = tokens.div_ceil(TILE_TOKENS).div_ceil(TILES_PLANES as usize);
+        let cubes = tokens.div_ceil(TILE_TOKENS).div_ceil(TILES_PLANES as usize);
         let wanted = (PROCESSOR_CUBES * Caps::of(&client).processors as usize).div_ceil(splits);
         // SAFETY: vectors past the end repeat others, count as zeros and are not written to
         // `expanded`; only existing tokens and rows are written. With nothing pending, `expanded`
@@ -153,7 +153,7 @@ pub(super) fn project(
         unsafe {
             project_tiles_kernel::launch_unchecked(
                 &client,
-                CubeCount::Static(splits as u32, tiles.min(wanted) as u32, 1),
+                CubeCount::Static(splits as u32, cubes.min(wanted) as u32, 1),
                 CubeDim::new_2d(32, TILES_PLANES),
                 address,
                 size,

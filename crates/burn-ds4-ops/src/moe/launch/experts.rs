@@ -11,7 +11,7 @@ use crate::roundtrip::SmallFloat;
 use crate::roundtrip::launch::round_terms;
 
 /// Matrices of experts of one kind.
-pub(super) struct Experts {
+pub(super) struct ExpertMatrices {
     /// Gate and up, and down.
     pub matrices: [Matrices; 2],
     /// The limit of gates.
@@ -20,7 +20,7 @@ pub(super) struct Experts {
     rounded: bool,
 }
 
-impl From<PackedExperts<CubeBackend>> for Experts {
+impl From<PackedExperts<CubeBackend>> for ExpertMatrices {
     fn from(experts: PackedExperts<CubeBackend>) -> Self {
         Self {
             matrices: [experts.gate_up, experts.down].map(Matrices::from),
@@ -30,7 +30,7 @@ impl From<PackedExperts<CubeBackend>> for Experts {
     }
 }
 
-impl Experts {
+impl ExpertMatrices {
     pub fn matrices(&self) -> [&Matrices; 2] {
         self.matrices.each_ref()
     }
@@ -42,38 +42,40 @@ impl Experts {
         }
     }
 
-    /// Whether there are kernels for them, and whether those for tensor cores.
+    /// Whether there are kernels for them.
     pub fn can_multiply(&self, x: &CubeTensor) -> bool {
         can_multiply(x, self.matrices())
     }
 
+    /// Whether kernels for tensor cores multiply by all of them.
     pub fn have_tiles(&self, x: &CubeTensor) -> bool {
         has_tiles(x, self.matrices())
     }
 
-    /// The first product.
-    pub fn gated<'a>(&'a self, pairs: Product<'a>) -> Product<'a> {
+    /// The first product, with the rows, the pairs and the scores of `product`.
+    pub fn gated<'a>(&'a self, product: Product<'a>) -> Product<'a> {
         Product {
+            matrices: &self.matrices[0],
             gated: Some(self.matrices[1].format),
             limit: self.limit,
-            ..pairs
+            ..product
         }
     }
 
     /// Both products, the sums of the second and `addend` where every cube groups the pairs. The
-    /// first one has the rows, the pairs and the scores of `pairs`.
+    /// first one has the rows, the pairs and the scores of `product`.
     pub fn multiply(
         &self,
-        pairs: Product<'_>,
+        product: Product<'_>,
         [gated_schedule, schedule]: [Schedule; 2],
         addend: Option<&CubeTensor>,
         result: &CubeTensor,
     ) {
-        let gated = self.gated(pairs);
-        let hidden = self.hidden(&pairs, schedule);
+        let gated = self.gated(product);
+        let hidden = self.hidden(&product, schedule);
         gated.launch(gated_schedule, &hidden);
         let second = Product {
-            x: &self.finish(hidden, pairs.pairs),
+            x: &self.finish(hidden, product.pairs),
             scores: None,
             addend,
             matrices: &self.matrices[1],
@@ -87,13 +89,13 @@ impl Experts {
 
     /// Memory for the hidden values of pairs, between the two products, as a `schedule` of the
     /// second one takes them: `[pairs · terms, columns with padding]`.
-    pub fn hidden(&self, pairs: &Product<'_>, schedule: Schedule) -> CubeTensor {
-        let (x, [_, down]) = (pairs.x, self.matrices());
+    pub fn hidden(&self, product: &Product<'_>, schedule: Schedule) -> CubeTensor {
+        let (x, [_, down]) = (product.x, self.matrices());
         let (dtype, terms) = match schedule {
-            Schedule::Portable => (pairs.dtype, 1),
-            _ => (DType::BF16, terms(pairs.dtype) as usize),
+            Schedule::Portable => (product.dtype, 1),
+            _ => (DType::BF16, terms(product.dtype) as usize),
         };
-        let shape = [pairs.pairs * terms, schedule.hidden_columns(down)];
+        let shape = [product.pairs * terms, schedule.hidden_columns(down)];
         if !self.rounded || shape[1] == down.columns {
             return output(x, shape, dtype);
         }

@@ -4,7 +4,7 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::Mixture;
-use super::experts::Experts;
+use super::experts::ExpertMatrices;
 use crate::caps::Caps;
 use crate::gemm::launch::{
     Blueprints, Product, Schedule, StreamProblem, gated_blueprints, launch_stream, launch_sum,
@@ -24,7 +24,7 @@ impl MixtureBlueprint {
         let (dtype, caps) = (mixture.x.dtype, &Caps::of(&mixture.x.client));
         let sizes = mixture.sizes().into();
         let experts = mixture.experts.matrices();
-        let shared = mixture.shared.as_ref().map(Experts::matrices);
+        let shared = mixture.shared.as_ref().map(ExpertMatrices::matrices);
         let shared_down = shared.map(|[_, down]| down);
         Some(Self {
             gated: gated_blueprints(dtype, experts, shared, sizes, caps)?,
@@ -38,30 +38,30 @@ impl Mixture {
     pub fn launch_tiles(&self, blueprint: &MixtureBlueprint, dtype: DType) -> CubeTensor {
         let [tokens, _] = self.sizes();
         let stream = Schedule::Stream(blueprint.sum.first);
-        let all = std::iter::once((&self.experts, self.pairs(), blueprint.gated.first));
+        let all = std::iter::once((&self.experts, self.product(), blueprint.gated.first));
         let shared = self.shared.as_ref().zip(blueprint.gated.second);
         let all = all.chain(shared.map(|(experts, blueprint)| {
-            let rows = Product::of_rows(&self.x, &experts.matrices[0]);
-            (experts, rows, blueprint)
+            let product = Product::of_rows(&self.x, &experts.matrices[0]);
+            (experts, product, blueprint)
         }));
         // Their hidden values, by the first launch.
-        let all = all.map(|(experts, pairs, blueprint)| {
-            let hidden = experts.hidden(&pairs, stream);
-            (experts, pairs, blueprint, hidden)
+        let all = all.map(|(experts, product, blueprint)| {
+            let hidden = experts.hidden(&product, stream);
+            (experts, product, blueprint, hidden)
         });
         let all: Vec<_> = all.collect();
         let problems = all
             .iter()
-            .map(|(experts, pairs, blueprint, output)| StreamProblem {
-                product: experts.gated(*pairs),
+            .map(|(experts, product, blueprint, output)| StreamProblem {
+                product: experts.gated(*product),
                 output,
                 blueprint: *blueprint,
             });
         let problems: Vec<_> = problems.collect();
         launch_stream(&problems[0], problems.get(1));
         let sums = output(&self.x, [tokens, self.experts.matrices[1].rows], dtype);
-        let down = all.into_iter().map(|(experts, pairs, _, hidden)| {
-            let x = experts.finish(hidden, pairs.pairs);
+        let down = all.into_iter().map(|(experts, product, _, hidden)| {
+            let x = experts.finish(hidden, product.pairs);
             (x, &experts.matrices[1])
         });
         let down: Vec<_> = down.collect();

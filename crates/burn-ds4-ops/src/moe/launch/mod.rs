@@ -17,7 +17,7 @@ use crate::gemm::launch::{
     Grouping, Product, SMALL_M_PAIRS, SMALL_M_ROWS, Schedule, can_sum_pairs, sort, sum_slots,
 };
 use crate::launching::{aligned, narrow, output};
-use experts::Experts;
+use experts::ExpertMatrices;
 use mixture::MixtureBlueprint;
 
 /// Pairs that are multiplied at a time: the sums of every pair and column of the output are in
@@ -52,8 +52,8 @@ struct Mixture {
     /// Both are `[tokens, slots]`.
     ids: CubeTensor,
     scores: CubeTensor,
-    experts: Experts,
-    shared: Option<Experts>,
+    experts: ExpertMatrices,
+    shared: Option<ExpertMatrices>,
 }
 
 /// How tokens are computed.
@@ -106,8 +106,8 @@ impl Mixture {
         self.ids.shape().dims()
     }
 
-    /// The pairs of all tokens, which every cube groups.
-    fn pairs(&self) -> Product<'_> {
+    /// The product of the pairs of all tokens, which every cube groups.
+    fn product(&self) -> Product<'_> {
         let [tokens, slots] = self.sizes();
         Product {
             grouping: Grouping::Ids(&self.ids),
@@ -124,7 +124,7 @@ impl Mixture {
             ids: into_contiguous(self.ids),
             scores: into_contiguous(self.scores),
             experts: self.experts.contiguous(),
-            shared: self.shared.map(Experts::contiguous),
+            shared: self.shared.map(ExpertMatrices::contiguous),
         };
         let dtype = match this.shared {
             Some(_) => this.x.dtype,
@@ -158,7 +158,7 @@ impl Mixture {
         let sums = output(&self.x, [tokens, self.experts.matrices[1].rows], dtype);
         let schedules = [Schedule::Portable; 2];
         let experts = &self.experts;
-        experts.multiply(self.pairs(), schedules, addend.as_ref(), &sums);
+        experts.multiply(self.product(), schedules, addend.as_ref(), &sums);
         sums
     }
 
