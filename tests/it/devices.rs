@@ -368,18 +368,23 @@ fn thirty_copies_of_texts_that_join_and_leave_have_the_same_tokens_on_two_gpus()
     let start = |_| {
         std::process::Command::new(&program)
             .arg("devices::texts_that_join_and_leave_have_the_same_tokens_on_two_devices")
-            .args(["--exact", "--test-threads", "1"])
-            .env("DS4_DEVICES", "cuda")
+            .args(["--exact", "--nocapture", "--test-threads", "1"])
+            .envs([("DS4_DEVICES", "cuda"), ("DS4_REQUIRE", "cuda")])
             .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
             .spawn()
             .expect("a process")
     };
     let copies: Vec<_> = (0..COPIES).map(start).collect();
     let told = copies.into_iter().map(|copy| {
         let output = copy.wait_with_output().expect("its output");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        let told = [output.stdout, output.stderr].map(String::from_utf8);
+        told.map(|told| told.expect("a text")).concat()
     });
-    let failed: Vec<String> = told.filter(|told| !told.contains("1 passed")).collect();
+    // One that has not found both GPUs has passed without a test.
+    let has_passed =
+        |told: &String| told.contains("1 passed") && !told.contains("skipped: a second device");
+    let failed: Vec<String> = told.filter(|told| !has_passed(told)).collect();
     let first = failed.first().map_or("", String::as_str);
     assert!(
         failed.is_empty(),
