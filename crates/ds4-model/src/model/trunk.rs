@@ -207,8 +207,8 @@ impl Ranks<'_> {
         passings
     }
 
-    /// The logits at what the ranks from `first` on have
-    /// `[batch, positions, vocabulary]` on each of them.
+    /// The logits at what the ranks from `first` on have: `[batch, positions, vocabulary]` on each
+    /// of them.
     pub(crate) fn logits(
         &self,
         first: usize,

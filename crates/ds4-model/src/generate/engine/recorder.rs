@@ -214,13 +214,21 @@ impl<R, K: Copy + PartialEq> Recorder<R, K> {
 
     /// Notes that a step is launched. What cannot be replayed any more is dropped.
     pub(super) fn note_launch(&mut self, epoch: &[u64]) {
+        self.keep_current(epoch);
         self.is_newest = false;
+    }
+
+    /// Drops what cannot be replayed any more.
+    pub(super) fn keep_current(&mut self, epoch: &[u64]) {
+        let newest = self.kept.last();
+        self.is_newest &= newest.is_some_and(|newest| newest.is_current(epoch));
         self.kept.retain(|kept| kept.is_current(epoch));
     }
 
-    /// Bytes by which the memory of each device grew for recordings of other kinds, where known.
-    pub(super) fn bytes_of_others(&self, kind: K) -> Vec<u64> {
-        let others = self.kept.iter().filter(|kept| kept.kind != kind);
+    /// Bytes by which the memory of each device grew for recordings of other kinds than `kind`, of
+    /// all without one, where known.
+    pub(super) fn bytes_of_others(&self, kind: Option<K>) -> Vec<u64> {
+        let others = self.kept.iter().filter(|kept| Some(kept.kind) != kind);
         let known: Vec<&Vec<u64>> = others.filter_map(|kept| kept.bytes.as_ref()).collect();
         let devices = known.first().map_or(0, |bytes| bytes.len());
         let sum = |device: usize| known.iter().map(|bytes| bytes[device]).sum();
@@ -353,8 +361,9 @@ mod tests {
         of(&mut recorder, 'b', 2, None);
         of(&mut recorder, 'c', 1, Some(vec![300, 4000]));
         of(&mut recorder, 'a', 3, Some(vec![50_000, 600_000]));
-        assert_eq!(recorder.bytes_of_others('a'), [300, 4000]);
-        assert_eq!(recorder.bytes_of_others('c'), [50_001, 600_020]);
+        assert_eq!(recorder.bytes_of_others(Some('a')), [300, 4000]);
+        assert_eq!(recorder.bytes_of_others(Some('c')), [50_001, 600_020]);
+        assert_eq!(recorder.bytes_of_others(None), [50_301, 604_020]);
         assert_eq!(recorder.bytes(), None);
         recorder.keep_kinds(1, 'b');
         assert_eq!((recorder.count(), recorder.is_newest), (3, true));
@@ -362,6 +371,24 @@ mod tests {
         // What was replayed last is among them.
         recorder.keep_kinds(0, 'b');
         assert_eq!((recorder.count(), recorder.is_newest), (1, false));
-        assert_eq!(recorder.bytes_of_others('b'), [0; 0]);
+        assert_eq!(recorder.bytes_of_others(Some('b')), [0; 0]);
+    }
+
+    #[test]
+    fn what_is_of_an_old_epoch_goes_whatever_its_kind_and_its_results_with_it() {
+        let mut recorder: Recorder<(), char> = Recorder::new(true);
+        for (kind, epoch) in [('a', 1), ('b', 1), ('a', 2)] {
+            recorder.keep(Vec::new(), (kind, 0), vec![epoch], None);
+        }
+        recorder.keep_current(&[2]);
+        assert_eq!((recorder.count(), recorder.is_newest), (1, true));
+        assert_eq!(recorder.fitting('b', 0), None);
+        recorder.keep_current(&[3]);
+        assert_eq!((recorder.count(), recorder.is_newest), (0, false));
+        recorder.keep(Vec::new(), ('a', 0), vec![3], None);
+        // Another has failed since.
+        FORGOTTEN.set(FORGOTTEN.get() + 1);
+        recorder.keep_current(&[3]);
+        assert_eq!(recorder.count(), 0);
     }
 }

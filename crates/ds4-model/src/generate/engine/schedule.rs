@@ -45,7 +45,19 @@ impl Memory for KnownMemory<'_, '_> {
         }
     }
 
-    fn drop_recordings(&mut self, decoded: &[GroupId]) -> bool {
+    fn drop_recordings(&mut self, decoded: &[GroupId], caches: &[Size]) -> bool {
+        let old = self.groups.iter_mut();
+        if old.fold(false, |any, own| own.lanes.drop_old_recordings() | any) {
+            // That may be enough.
+            return true;
+        }
+        let is_decoded = |own: &Group| decoded.contains(&own.id);
+        let idle = self.groups.iter();
+        let idle = idle.flat_map(|own| own.lanes.idle_bytes(is_decoded(own)));
+        let idle: Vec<_> = idle.collect();
+        if !self.setup.has_place(caches, &idle).unwrap_or(false) {
+            return false;
+        }
         let groups = self.groups.iter_mut();
         let dropped = groups.map(|own| own.lanes.drop_recordings(decoded.contains(&own.id)));
         dropped.fold(false, |any, own| any | own)

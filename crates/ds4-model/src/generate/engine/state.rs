@@ -35,15 +35,16 @@ pub struct Progress {
 /// Steps that are recorded at present, and the memory that they take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphUsage {
-    /// Recorded steps: for each size of lanes, of the four kinds of steps that were replayed last,
-    /// and for each device that has layers. With [`EngineConfig::draft_confidence`], one for each
+    /// Recorded steps: for each size of lanes, of up to four kinds of steps, those that were
+    /// replayed last, and for each device that has layers. They are fewer where there was no memory
+    /// for a text or for another recording. With [`EngineConfig::draft_confidence`], one for each
     /// number of drafts that is verified.
     pub recordings: usize,
     /// Bytes by which the memory that Burn has reserved on the device grew, from before the steps
     /// that precede a recording until after it. That counts the workspace and the graph's own
-    /// tensors, the copy of the cache that is kept meanwhile, and whatever other threads have
-    /// allocated meanwhile. It does not count what was reserved already, nor what the driver keeps
-    /// of a graph. `None` where the device does not tell.
+    /// tensors, and whatever other threads have allocated meanwhile. It does not count what was
+    /// reserved already, the copy of the caches for the case of failure included, which is given
+    /// back, nor what the driver keeps of a graph. `None` where the device does not tell.
     pub bytes: Option<u64>,
 }
 

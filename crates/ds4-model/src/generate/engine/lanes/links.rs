@@ -164,7 +164,9 @@ impl Links {
         }
     }
 
-    /// Passes on what a recorded part of a step results in, after its replay.
+    /// Passes on what a recorded part of a step results in, after its replay. With the last part,
+    /// `done` means "as of the end of this part": what the devices were given until now, they have
+    /// done by then, and not yet when this returns.
     pub(super) fn follow(&mut self, part: usize, results: &PartResults) {
         match results {
             PartResults::Passed(rows) => {
@@ -225,7 +227,9 @@ impl Links {
 
     /// Writes what a device other than the last has for the next step, as
     /// [`hand_back`](Self::hand_back) has it. Returns the inputs and the lengths that it reads:
-    /// copies, since they do not begin and end where the device aligns memory.
+    /// copies, since they do not begin and end where the device aligns memory. `next` and the
+    /// inputs are of the default integer type, which is that of all devices: the cast changes
+    /// nothing.
     pub(super) fn take_back(
         &mut self,
         part: usize,

@@ -63,7 +63,7 @@ impl Lanes {
     }
 
     /// What recordings depend on, besides their kind.
-    fn epoch(&self) -> Vec<u64> {
+    pub(super) fn epoch(&self) -> Vec<u64> {
         self.caches.both().map(Cache::epoch).collect()
     }
 
@@ -146,14 +146,15 @@ impl Lanes {
 
     /// Whether there is memory for a copy of the caches, which is made in case that the recording
     /// fails: it may take the weights with it where there is none. Recordings of other kinds make
-    /// way, if they are as many bytes as are missing. Logs once if there is too little.
+    /// way, if the memory that grew for them is as much as is missing. Logs once if there is too
+    /// little.
     fn may_record(&mut self, setup: &Setup) -> Result<bool, GenerateError> {
         let (lanes, capacity) = (self.lanes(), self.capacity());
         let copy = [[capacity, lanes, 0]];
         self.recorder.keep_kinds(MOST_KINDS - 1, self.kind);
         let mut has_place = setup.has_place(&copy, &[])?;
         if !has_place {
-            let others = self.recorder.bytes_of_others(self.kind);
+            let others = self.recorder.bytes_of_others(Some(self.kind));
             let others: Vec<_> = self.links.devices().iter().zip(others).collect();
             if setup.has_place(&copy, &others)? {
                 self.recorder.keep_kinds(0, self.kind);
@@ -204,7 +205,6 @@ impl Lanes {
             let bytes = usage.map(|usage| usage.map(|usage| usage.bytes_reserved));
             bytes.collect::<Option<Vec<u64>>>()
         };
-        let mut reserved_before = reserved();
         self.links
             .prepare(setup, self.lanes() * (1 + setup.config.drafts));
         // Copies, so that the originals stay where other recordings find them.
@@ -215,6 +215,8 @@ impl Lanes {
             counts.map(TokenCounts::copied),
             self.constraints.fork(),
         );
+        // Not with the copies, which go when all is recorded.
+        let mut reserved_before = reserved();
         let refused = executor(setup.model).refusal(setup.model);
         for &drafts in recorded {
             // The next steps begin where the replay of the recording before has ended.

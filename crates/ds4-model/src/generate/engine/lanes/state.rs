@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::sampling::{BatchParams, LaneParams, TokenCounts};
 
 use super::links::Links;
@@ -186,15 +186,38 @@ impl Lanes {
             .map_err(|error| setup.device_error(error))
     }
 
+    /// Drops what is recorded and can never be replayed any more; `false` if there is nothing.
+    pub(crate) fn drop_old_recordings(&mut self) -> bool {
+        let before = self.recorder.count();
+        if self.is_settled() {
+            let epoch = self.epoch();
+            self.recorder.keep_current(&epoch);
+        }
+        self.recorder.count() < before
+    }
+
     /// Drops what is recorded of other kinds of steps than the next one, and of that as well if
     /// these lanes take none; `false` if there is nothing.
     pub(crate) fn drop_recordings(&mut self, is_decoded: bool) -> bool {
         let before = self.recorder.count();
-        match is_decoded || !self.is_settled() {
-            true => self.recorder.keep_kinds(0, self.kind),
-            false => self.forget(),
+        match self.kept_kind(is_decoded) {
+            Some(kind) => self.recorder.keep_kinds(0, kind),
+            None => self.forget(),
         }
         self.recorder.count() < before
+    }
+
+    /// Bytes by which the memory of devices grew for what [`drop_recordings`] drops, where known.
+    ///
+    /// [`drop_recordings`]: Self::drop_recordings
+    pub(crate) fn idle_bytes(&self, is_decoded: bool) -> impl Iterator<Item = (&Device, u64)> {
+        let bytes = self.recorder.bytes_of_others(self.kept_kind(is_decoded));
+        self.links.devices().iter().zip(bytes)
+    }
+
+    /// The kind of steps whose recordings stay for the next step or one that is ahead.
+    fn kept_kind(&self, is_decoded: bool) -> Option<StepKind> {
+        (is_decoded || !self.is_settled()).then_some(self.kind)
     }
 
     /// Drops the recording, with the memory that it holds.

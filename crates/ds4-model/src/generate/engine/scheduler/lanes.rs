@@ -73,6 +73,7 @@ impl Scheduler {
         memory: &dyn Memory,
         plan: &mut Plan,
     ) -> Option<Place> {
+        self.missing.get_mut().clear();
         let place = self.vacant_lane(id, capacity, prompts, memory, plan)?;
         let group = self.groups.iter_mut().find(|own| own.id == place.group);
         group.expect("that of the lane").lanes[place.lane] = Some(id);
@@ -167,7 +168,9 @@ impl Scheduler {
 
     fn has_place(&self, caches: &[Size], memory: &dyn Memory) -> bool {
         let has_place = memory.has_place(caches);
-        self.lacks_place.set(self.lacks_place.get() || !has_place);
+        if !has_place {
+            self.missing.replace(caches.to_vec());
+        }
         has_place
     }
 
@@ -175,7 +178,7 @@ impl Scheduler {
     pub(super) fn drop_unused(
         &mut self,
         plan: &mut Plan,
-        is_kept: impl Fn(&Group) -> bool,
+        mut is_kept: impl FnMut(&Group) -> bool,
     ) -> bool {
         let before = self.groups.len();
         self.groups.retain(|own| {
@@ -257,12 +260,28 @@ impl Scheduler {
             }
         }
         let base = self.capacity_for(1);
-        let sizes = self.tasks.iter().filter_map(|task| self.wanted_size(task));
-        let wanted: Vec<usize> = sizes.collect();
+        let (placed, waiting) = self.tasks.iter().partition(|task| task.place.is_some());
+        let (placed, waiting): (Vec<&Task>, Vec<&Task>) = (placed, waiting);
+        // No more texts can begin than those that are in lanes leave place for.
+        let may_begin = self.limits.lanes.saturating_sub(placed.len());
+        let tasks = placed
+            .into_iter()
+            .chain(waiting.into_iter().take(may_begin));
+        let mut wanted: Vec<usize> = tasks.filter_map(|task| self.wanted_size(task)).collect();
         self.drop_unused(&mut plan, |own| {
-            let waiting = wanted.iter().filter(|size| **size == own.id.capacity);
-            let is_wanted = waiting.count() >= own.lanes.len();
-            is_wanted || own.id.capacity == base && own.lanes.len() == 1
+            let (capacity, lanes) = (own.id.capacity, own.lanes.len());
+            let waiting = wanted.iter().filter(|size| **size == capacity);
+            if waiting.count() >= lanes {
+                // The lanes of another way are for others.
+                let mut left = lanes;
+                wanted.retain(|size| {
+                    let is_other = *size != capacity || left == 0;
+                    left -= usize::from(!is_other);
+                    is_other
+                });
+                return true;
+            }
+            capacity == base && lanes == 1
         });
         plan.changes
     }

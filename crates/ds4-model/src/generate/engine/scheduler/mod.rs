@@ -16,15 +16,16 @@
 //! **Nothing hangs.** A text in a lane gains a token each step, unless it is stuck: its lane is
 //! full. While one is stuck, no text begins. Each plan then gives it a larger lane, or gives
 //! something back: unused lanes, recordings that nobody replays now, what is kept of ended texts,
-//! vacant lanes, and last the lane of the youngest text. There is only so much of that, so in the
-//! end the text has its lane, or has given way itself to older ones, or is alone and ends with an
-//! error. A text gives way only if it
-//! fits again when it is alone; one that would not goes on to its end. A text that has given way
-//! returns to a lane of at least the size that it had, and only older texts that outgrow their
-//! lanes, a few times each, take it again. So the oldest of the highest priority gets to its end,
-//! and then the next one. The first that waits begins at the latest when no other text has a lane:
-//! then all that it does not need itself is given back, one thing after the other, and it ends with
-//! an error if it is refused even so.
+//! vacant lanes, and last the lane of the youngest text. Recordings and what is kept go only where
+//! devices have no place, or have refused memory to the text; and recordings for a text that may
+//! as well wait only if they leave as much as it lacks. There is only so much of all that, so in
+//! the end the text has its lane, or has given way itself to older ones, or is alone and ends with
+//! an error. A text gives way only if it fits again when it is alone; one that would not goes on to
+//! its end. A text that has given way returns to a lane of at least the size that it had, and only
+//! older texts that outgrow their lanes, a few times each, take it again. So the oldest of the
+//! highest priority gets to its end, and then the next one. The first that waits begins at the
+//! latest when no other text has a lane: then all that it does not need itself is given back, one
+//! thing after the other, and it ends with an error if it is refused even so.
 
 mod admission;
 mod group;
@@ -37,7 +38,7 @@ mod tests;
 pub(super) use plan::{Call, Change, GroupId, Place, Plan, Row};
 pub(super) use task::NewTask;
 
-use std::cell::Cell;
+use std::cell::RefCell;
 
 use self::group::Group;
 use self::task::Task;
@@ -91,9 +92,9 @@ pub(super) trait Memory {
     /// Tokens of a text that waits which need not be processed, because they are kept.
     fn known(&self, id: RequestId) -> usize;
 
-    /// Drops what is recorded of steps, but for those that these groups replay now; `false` if
-    /// there is nothing.
-    fn drop_recordings(&mut self, decoded: &[GroupId]) -> bool;
+    /// Drops what is recorded of steps, but for those that these groups replay now, if that leaves
+    /// place for some caches; `false` if nothing is dropped.
+    fn drop_recordings(&mut self, decoded: &[GroupId], caches: &[Size]) -> bool;
 
     /// Gives back what is kept of texts that have ended; `false` if there is nothing.
     fn give_back(&mut self) -> bool;
@@ -119,8 +120,8 @@ pub(super) struct Scheduler {
     asks: Option<(RequestId, bool)>,
     /// Whether this plan gives memory back. It asks for no more then.
     gives_back: bool,
-    /// Whether devices have had no place for lanes of this plan.
-    lacks_place: Cell<bool>,
+    /// Caches for which devices have had no place when a lane was looked for last.
+    missing: RefCell<Vec<Size>>,
     /// The lanes that it gets.
     lanes: Option<Size>,
     /// Caches of prompts that this plan begins.
@@ -135,7 +136,7 @@ impl Scheduler {
             groups: Vec::new(),
             asks: None,
             gives_back: false,
-            lacks_place: Cell::new(false),
+            missing: RefCell::default(),
             lanes: None,
             prompts: Vec::new(),
         }
@@ -209,7 +210,7 @@ impl Scheduler {
 
     fn new_plan(&mut self) -> Plan {
         (self.asks, self.lanes, self.gives_back) = (None, None, false);
-        self.lacks_place.set(false);
+        self.missing.get_mut().clear();
         self.prompts.clear();
         Plan::default()
     }
@@ -359,17 +360,29 @@ impl Scheduler {
         self.fail(index, capacity, plan);
     }
 
+    /// Whether it is for want of place on the devices that a text waits.
+    fn lacks_place(&self, index: usize) -> bool {
+        self.tasks[index].is_refused || !self.missing.borrow().is_empty()
+    }
+
     /// Lets idle recordings go for a text for which devices have no place; `false` if there are
-    /// none, or it is not for want of place that it waits.
+    /// none, or too few for a text that may as well wait.
     fn drop_recordings(&mut self, index: usize, memory: &mut dyn Memory) -> bool {
-        let lacks_place = self.lacks_place.get() || self.tasks[index].is_refused;
-        let is_any = lacks_place && memory.drop_recordings(&self.decoded());
+        let task = &self.tasks[index];
+        // Otherwise it gives way or fails.
+        let is_last = task.stuck_in.is_some() || self.placed() == 0;
+        let decoded = self.decoded();
+        let caches = match task.is_refused || is_last {
+            true => Vec::new(),
+            false => self.missing.borrow().clone(),
+        };
+        let is_any = self.lacks_place(index) && memory.drop_recordings(&decoded, &caches);
         self.note_given(is_any)
     }
 
     /// The same, and after those what is kept of ended texts.
     fn give_back(&mut self, index: usize, memory: &mut dyn Memory) -> bool {
-        let lacks_place = self.lacks_place.get() || self.tasks[index].is_refused;
+        let lacks_place = self.lacks_place(index);
         if self.drop_recordings(index, memory) {
             return true;
         }

@@ -31,6 +31,8 @@ pub(super) struct Host {
     /// Bytes that the devices have, and those of caches.
     pub(super) device: usize,
     pub(super) used: usize,
+    /// Whether this plan has given something back.
+    pub(super) has_given: bool,
     /// Questions for tables so far: not all are answered by yes.
     pub(super) asked: Cell<usize>,
 }
@@ -67,16 +69,24 @@ impl Memory for Host {
         self.kept.get(&id).copied().unwrap_or(0)
     }
 
-    fn drop_recordings(&mut self, decoded: &[GroupId]) -> bool {
-        let before = self.recorded_bytes();
+    fn drop_recordings(&mut self, decoded: &[GroupId], caches: &[Size]) -> bool {
+        let known = self.recorded.clone();
         for (id, kinds) in &mut self.recorded {
             let kept = usize::from(decoded.contains(id)).min(kinds.len());
             kinds.drain(..kinds.len() - kept);
         }
-        self.recorded_bytes() < before
+        let is_enough = caches.is_empty() || self.has_place(caches);
+        if !is_enough {
+            self.recorded = known.clone();
+        }
+        let is_any = self.recorded != known;
+        self.has_given |= is_any;
+        is_any
     }
 
     fn give_back(&mut self) -> bool {
-        !std::mem::take(&mut self.kept).is_empty()
+        let is_any = !std::mem::take(&mut self.kept).is_empty();
+        self.has_given |= is_any;
+        is_any
     }
 }

@@ -271,6 +271,113 @@ fn idle_recordings_make_way_before_a_text_waits_and_those_that_are_replayed_stay
 }
 
 #[test]
+fn idle_recordings_stay_where_a_text_waits_for_more_than_they_leave() {
+    let id = GroupId {
+        capacity: 16,
+        way: 0,
+    };
+    // A lane, two recordings of which one is idle, and then two lanes and a prompt beside them.
+    let enough = 16 + RECORDING + 2 * 16 + 6;
+    for (device, is_refused, left) in [
+        (enough, false, 1),
+        (enough - 1, false, 2),
+        (enough - 1, true, 1),
+    ] {
+        let mut world = World::new(0, plain(usize::MAX), 0);
+        let first = world.add(5, 8, 0);
+        world.step();
+        world.host.recorded.insert(id, vec![1, 0]);
+        world.host.device = device;
+        let second = world.add(6, 8, 0);
+        let index = world.scheduler.index(second).expect("it was added");
+        world.scheduler.tasks[index].is_refused = is_refused;
+        world.step();
+        let what = format!("{device} bytes, refused: {is_refused}");
+        assert_eq!(world.host.recorded[&id].len(), left, "{what}");
+        assert!(world.scheduler.place(second).is_none(), "{what}");
+        assert!(world.scheduler.place(first).is_some(), "{what}");
+        world.finish();
+        assert!(world.failed.is_empty(), "{what}");
+    }
+}
+
+#[test]
+fn one_unused_lane_of_any_way_is_kept_for_a_text_that_waits() {
+    let limits = Limits {
+        ways: 2,
+        ..plain(usize::MAX)
+    };
+    let large = |way| GroupId { capacity: 64, way };
+    // A text in a lane of the first way, and one or none in that of the second.
+    for is_first_used in [true, false] {
+        let mut world = World::new(0, limits.clone(), 0);
+        let first = world.add(40, 15, 0);
+        world.step();
+        let second = world.add(40, 15, 0);
+        let small = world.add(5, 8, 0);
+        // One of them asks for lanes in a step.
+        world.step();
+        world.step();
+        assert!(world.scheduler.place(small).is_some());
+        assert_eq!(world.groups[&large(1)], [Some(second)]);
+        world.remove(second);
+        if !is_first_used {
+            world.remove(first);
+        }
+        let waits = world.add(41, 15, 0);
+        // There is no place for its prompt.
+        world.host.device = world
+            .groups
+            .iter()
+            .map(|(id, own)| id.capacity * own.len())
+            .sum();
+        world.step();
+        assert!(world.scheduler.place(waits).is_none());
+        // It needs no more than one.
+        let kept = [0, 1].map(|way| world.groups.contains_key(&large(way)));
+        assert_eq!(kept, [true, is_first_used]);
+        world.host.device = usize::MAX;
+        world.finish();
+        assert!(world.failed.is_empty());
+    }
+}
+
+#[test]
+fn unused_lanes_go_where_no_text_that_wants_them_may_begin() {
+    let large = GroupId {
+        capacity: 64,
+        way: 0,
+    };
+    // Two texts that begin first leave none of two lanes, and one of three.
+    for lanes in [2, 3] {
+        let limits = Limits {
+            lanes,
+            ..plain(usize::MAX)
+        };
+        let mut world = World::new(0, limits, 0);
+        let leaves = world.add(40, 15, 1);
+        world.step();
+        assert_eq!(world.groups[&large], [Some(leaves)]);
+        world.remove(leaves);
+        world.add(3, 12, 1);
+        world.add(4, 11, 1);
+        let waits = world.add(40, 15, 0);
+        // There is no place for its prompt.
+        world.host.device = 64 + 2 * 16 + 6;
+        world.step();
+        assert!(world.scheduler.place(waits).is_none());
+        assert_eq!(
+            world.groups.contains_key(&large),
+            lanes == 3,
+            "{lanes} lanes"
+        );
+        world.host.device = usize::MAX;
+        world.finish();
+        assert!(world.failed.is_empty());
+    }
+}
+
+#[test]
 fn recordings_make_way_before_a_text_gives_way_or_fails() {
     let small = GroupId {
         capacity: 16,
