@@ -1,7 +1,7 @@
 //! Which prompts are processed between two steps.
 
 use super::group::Group;
-use super::plan::{Call, Place, Plan, Row};
+use super::plan::{Call, GroupId, Place, Plan, Row};
 use super::task::chunk_end;
 use super::{Memory, Scheduler, Size};
 
@@ -103,14 +103,14 @@ impl Scheduler {
         if !is_ready || self.asks.is_some() || self.gives_back {
             return false;
         }
-        // It needs one lane itself, of whichever group has the fewest texts.
-        let fits = |group: &Group| group.id.capacity == capacity && group.lanes.len() == 1;
+        // It needs one lane itself.
+        let own = GroupId { capacity, way: 0 };
+        let is_needed = |group: &Group| group.id == own && group.lanes.len() == 1;
         if !is_alone {
-            let _ = self.drop_unused(plan, fits) || self.drop_recordings(index, memory);
+            let _ = self.drop_unused(plan, is_needed) || self.drop_recordings(index, memory);
             return false;
         }
         // Nobody else can leave what is missing.
-        let is_needed = |group: &Group| fits(group) && group.id.way == 0;
         if !self.drop_unused(plan, is_needed) && !self.give_back(index, memory) {
             self.fail(index, capacity, plan);
         }

@@ -302,47 +302,6 @@ fn idle_recordings_stay_where_a_text_waits_for_more_than_they_leave() {
 }
 
 #[test]
-fn one_unused_lane_of_any_way_is_kept_for_a_text_that_waits() {
-    let limits = Limits {
-        ways: 2,
-        ..plain(usize::MAX)
-    };
-    let large = |way| GroupId { capacity: 64, way };
-    // A text in a lane of the first way, and one or none in that of the second.
-    for is_first_used in [true, false] {
-        let mut world = World::new(0, limits.clone(), 0);
-        let first = world.add(40, 15, 0);
-        world.step();
-        let second = world.add(40, 15, 0);
-        let small = world.add(5, 8, 0);
-        // One of them asks for lanes in a step.
-        world.step();
-        world.step();
-        assert!(world.scheduler.place(small).is_some());
-        assert_eq!(world.groups[&large(1)], [Some(second)]);
-        world.remove(second);
-        if !is_first_used {
-            world.remove(first);
-        }
-        let waits = world.add(41, 15, 0);
-        // There is no place for its prompt.
-        world.host.device = world
-            .groups
-            .iter()
-            .map(|(id, own)| id.capacity * own.len())
-            .sum();
-        world.step();
-        assert!(world.scheduler.place(waits).is_none());
-        // It needs no more than one.
-        let kept = [0, 1].map(|way| world.groups.contains_key(&large(way)));
-        assert_eq!(kept, [true, is_first_used]);
-        world.host.device = usize::MAX;
-        world.finish();
-        assert!(world.failed.is_empty());
-    }
-}
-
-#[test]
 fn unused_lanes_go_where_no_text_that_wants_them_may_begin() {
     let large = GroupId {
         capacity: 64,
