@@ -307,35 +307,34 @@ mod tests {
         }
     }
 
-    /// Reports where there is none.
+    /// The shipped model on wgpu, and a prompt. Reports where there is no such device.
     ///
     /// # Panics
     ///
     /// Where `DS4_REQUIRE` names it.
     #[cfg(all(feature = "wgpu", not(feature = "fusion")))]
-    fn wgpu() -> Option<Device> {
+    fn on_wgpu() -> Option<(Pipeline, Vec<u32>)> {
         use burn_ds4_ops::device::DeviceSpec;
 
         let required = std::env::var("DS4_REQUIRE").unwrap_or_default();
         let is_required = required.split(',').any(|name| name.trim() == "wgpu");
         let device = DeviceSpec::Wgpu.init();
-        device
-            .inspect_err(|error| {
-                assert!(!is_required, "DS4_REQUIRE names wgpu: {error}");
-                eprintln!("skipped: wgpu ({error})");
-            })
-            .ok()
+        let device = device.inspect_err(|error| {
+            assert!(!is_required, "DS4_REQUIRE names wgpu: {error}");
+            eprintln!("skipped: wgpu ({error})");
+        });
+        let dir = repository::path("assets/ds4-tiny");
+        let pipeline = Pipeline::open(&dir, &device.ok()?).expect("an asset");
+        let prompt = pipeline.encode("And God said,").expect("a text");
+        Some((pipeline, prompt))
     }
 
     #[cfg(all(feature = "wgpu", not(feature = "fusion")))]
     #[test]
     fn the_copy_of_the_caches_does_not_count_as_memory_of_a_recording() {
-        let Some(device) = wgpu() else {
+        let Some((pipeline, prompt)) = on_wgpu() else {
             return;
         };
-        let dir = repository::path("assets/ds4-tiny");
-        let pipeline = Pipeline::open(&dir, &device).expect("an asset");
-        let prompt = pipeline.encode("And God said,").expect("a text");
         let config = EngineConfig {
             capacity: CAPACITY,
             lanes: LANES,
@@ -357,12 +356,9 @@ mod tests {
     #[cfg(all(feature = "wgpu", not(feature = "fusion")))]
     #[test]
     fn what_is_recorded_and_not_replayed_makes_way_for_a_text_that_waits() {
-        let Some(device) = wgpu() else {
+        let Some((pipeline, prompt)) = on_wgpu() else {
             return;
         };
-        let dir = repository::path("assets/ds4-tiny");
-        let pipeline = Pipeline::open(&dir, &device).expect("an asset");
-        let prompt = pipeline.encode("And God said,").expect("a text");
         let request = |tokens| Request {
             ignore_eos: true,
             ..Request::new(&prompt, tokens)
