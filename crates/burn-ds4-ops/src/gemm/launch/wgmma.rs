@@ -285,8 +285,8 @@ pub(super) fn launch(product: &Product<'_>, columns: usize, result: &CubeTensor)
     let partials;
     let written = if splits > 1 {
         blueprint.vectors = false;
-        let [rows, columns] = result.shape().dims();
-        partials = output(result, [splits * rows, columns], DType::F32);
+        let elements = result.shape().num_elements();
+        partials = output(result, [splits, elements], DType::F32);
         &partials
     } else {
         result
