@@ -11,6 +11,8 @@ use super::requests::Arrival;
 
 /// Steps by which what precedes a measurement is longer than it takes until steps are recorded.
 const MORE_STEPS: usize = 8;
+/// Seconds between two lines that tell how far a load is.
+const SECONDS_BETWEEN_LINES: f64 = 10.0;
 /// Steps of running texts that tell what they usually take.
 const USUAL_STEPS: usize = 50;
 
@@ -20,6 +22,8 @@ pub struct Clients<'a> {
     engine: Engine<'a>,
     config: EngineConfig,
     start: Instant,
+    /// Seconds at which a line told how far it is.
+    told: f64,
     texts: HashMap<RequestId, Text>,
     /// Steps that were replayed before what counts.
     replayed: usize,
@@ -84,6 +88,7 @@ impl<'a> Clients<'a> {
             engine,
             config,
             start: Instant::now(),
+            told: 0.0,
             texts: HashMap::new(),
             replayed: 0,
             seen: Seen::default(),
@@ -103,7 +108,7 @@ impl<'a> Clients<'a> {
         at_a_time: Option<usize>,
     ) -> Result<f64, Box<dyn Error>> {
         let mut arrivals = arrivals.into_iter().peekable();
-        self.start = Instant::now();
+        (self.start, self.told) = (Instant::now(), 0.0);
         loop {
             let now = self.now();
             while at_a_time.is_none_or(|most| self.texts.len() < most)
@@ -130,7 +135,7 @@ impl<'a> Clients<'a> {
     /// compiled. Returns how many seconds that takes.
     pub fn warm_up(&mut self, arrivals: Vec<Arrival>) -> Result<f64, Box<dyn Error>> {
         let texts = arrivals.len().min(self.config.lanes);
-        self.start = Instant::now();
+        (self.start, self.told) = (Instant::now(), 0.0);
         for arrival in arrivals {
             self.add(arrival, 0.0, false)?;
         }
@@ -150,7 +155,7 @@ impl<'a> Clients<'a> {
         late: Vec<Arrival>,
     ) -> Result<Burst, Box<dyn Error>> {
         let (texts, count) = (running.len(), late.len());
-        self.start = Instant::now();
+        (self.start, self.told) = (Instant::now(), 0.0);
         for arrival in running {
             self.add(arrival, 0.0, false)?;
         }
@@ -224,6 +229,17 @@ impl<'a> Clients<'a> {
         }
         for output in outputs {
             self.take(output, now)?;
+        }
+        if now >= self.told + SECONDS_BETWEEN_LINES {
+            self.told = now;
+            let (engine, seen) = (&self.engine, &self.seen);
+            let (running, left) = (engine.running(), self.texts.len());
+            let (steps, replays) = (seen.steps, self.replays());
+            eprintln!(
+                "{now:.0} s: {running} of {left} texts are decoded, {} have ended, {steps} steps, \
+                 {replays} replays",
+                seen.finished
+            );
         }
         Ok(())
     }

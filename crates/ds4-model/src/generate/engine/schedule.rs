@@ -357,10 +357,10 @@ impl<'a> Engine<'a> {
             text.tokens.len(),
         );
         let lane = self.lane(id);
-        let mut bytes = self.setup.bytes(capacity)?;
-        if lane.is_none() {
-            bytes = bytes.saturating_add(self.setup.bytes(tokens)?);
-        }
+        // Rows come from the caches of the prompt, or from the lane that is full.
+        let from = lane.map_or(tokens, |(group, _)| group.capacity);
+        let bytes = self.setup.bytes(capacity)?;
+        let bytes = bytes.saturating_add(self.setup.bytes(from)?);
         let error = self.memory_error(needed, bytes);
         if let Some(text) = self.texts.get_mut(&id) {
             self.outputs.push(text.fail(error));
@@ -390,12 +390,12 @@ impl<'a> Engine<'a> {
     /// than is left.
     fn memory_error(&self, positions: usize, needed: usize) -> GenerateError {
         match self.setup.config.cache_bytes {
-            Some(maximum) => GenerateError::CacheMemory {
+            Some(maximum) if needed > maximum => GenerateError::CacheMemory {
                 positions,
                 needed,
                 maximum,
             },
-            None => GenerateError::Cache(CacheError::OutOfMemory {
+            _ => GenerateError::Cache(CacheError::OutOfMemory {
                 positions,
                 bytes: needed,
             }),

@@ -107,7 +107,9 @@ impl Scheduler {
         let own = GroupId { capacity, way: 0 };
         let is_needed = |group: &Group| group.id == own && group.lanes.len() == 1;
         if !is_alone {
-            let _ = self.drop_unused(plan, is_needed) || self.drop_recordings(index, memory);
+            if !self.drop_unused(plan, is_needed) {
+                self.drop_recordings(index, memory);
+            }
             return false;
         }
         // Nobody else can leave what is missing.
