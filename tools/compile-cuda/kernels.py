@@ -10,6 +10,9 @@ list.
 
 The hash is of the source without what may differ from run to run: variables are numbered in the
 order of their first use, declarations of types are sorted, and the entry has no hash in its name.
+
+That hash in the name is the end of the key by which a store on disk finds a kernel. Two sources of
+one name, also those of Burn and CubeCL, would be one kernel there, and make the program fail.
 """
 
 import glob
@@ -51,7 +54,7 @@ def normalised(source, entry):
     return "".join(sorted(head.splitlines(True))) + begin + VARIABLE.sub(rename, body)
 
 
-def kernels(folder, own):
+def kernels(folder, own, keys):
     operator = os.path.basename(folder.rstrip("/"))
     for path in glob.glob(os.path.join(folder, "sm_*", "*.ptx")):
         with open(path, errors="replace") as file:
@@ -60,22 +63,29 @@ def kernels(folder, own):
         if not entry:
             sys.exit(f"{path}: no kernel")
         kernel = entry.group(1)
-        if not any(kernel.startswith(name) for name in own):
-            continue
-        text = normalised(source, f"{kernel}_{entry.group(2)}")
-        yield f"{operator} {kernel} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        key = f"{kernel}_{entry.group(2)}"
+        sha = hashlib.sha256(normalised(source, key).encode()).hexdigest()[:16]
+        keys[key].add(sha)
+        if any(kernel.startswith(name) for name in own):
+            yield f"{operator} {kernel} {sha}"
 
 
 def main():
     accept = "--accept" in sys.argv
     path, *folders = [word for word in sys.argv[1:] if word != "--accept"]
     own = own_kernels()
-    now = Counter()
+    now, keys = Counter(), defaultdict(set)
     for folder in folders:
-        found = Counter(kernels(folder, own))
+        found = Counter(kernels(folder, own, keys))
         if not found:
             sys.exit(f"{folder}: no kernel")
         now += found
+    for key, sources in sorted(keys.items()):
+        if len(sources) > 1:
+            print(f"{key}: {len(sources)} sources have this key")
+    if any(len(sources) > 1 for sources in keys.values()):
+        sys.exit("a store on disk would take one of these kernels for another")
+    print(f"{len(keys)} keys, each of one source")
     if accept:
         with open(path, "w") as file:
             file.writelines(f"{line}\n" for line in sorted(now.elements()))

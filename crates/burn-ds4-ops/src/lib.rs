@@ -61,6 +61,8 @@ pub mod attention;
 #[cfg(feature = "cube")]
 mod caps;
 pub mod collective;
+#[cfg(feature = "cube")]
+mod comptime_option;
 pub mod device;
 mod error;
 pub mod flash_head;

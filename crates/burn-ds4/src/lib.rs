@@ -23,6 +23,7 @@ mod shared;
 
 use std::error::Error;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -37,6 +38,10 @@ use clap_complete::Shell;
     arg_required_else_help = true
 )]
 struct Cli {
+    /// Folder for compiled CUDA kernels, which the next start then need not compile, or `none`
+    /// [default: burn-ds4 in the user's directory for caches].
+    #[arg(long, global = true, value_name = "DIR")]
+    kernel_cache: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -68,8 +73,14 @@ enum Command {
 }
 
 /// The program `burn-ds4`, with the arguments of the process.
-pub fn main() -> ExitCode {
+///
+/// # Safety
+///
+/// The process has one thread: variables of its environment are set, which drivers read.
+pub unsafe fn main() -> ExitCode {
     let cli = Cli::parse();
+    // SAFETY: that of this function.
+    unsafe { shared::kernels::keep(cli.kernel_cache.as_deref()) };
     #[cfg(feature = "protocols")]
     let logs = matches!(cli.command, Command::Serve(_));
     #[cfg(not(feature = "protocols"))]

@@ -3,5 +3,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    burn_ds4::main()
+    // SAFETY: no other thread has begun.
+    unsafe { burn_ds4::main() }
 }

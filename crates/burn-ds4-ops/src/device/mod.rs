@@ -17,6 +17,9 @@
 
 #[cfg(feature = "wgpu")]
 mod adapter;
+#[cfg(all(feature = "cube", feature = "kernel-cache"))]
+mod kernels;
+mod launched;
 mod memory;
 
 use std::{fmt, str::FromStr};
@@ -26,6 +29,9 @@ use burn::tensor::{Device, Int, Tensor};
 
 use crate::kinds::Movable;
 
+#[cfg(all(feature = "cube", feature = "kernel-cache"))]
+pub use kernels::{KernelStoreError, keep_kernels, kernel_folder};
+pub use launched::launched;
 pub use memory::{check_tensors, copied, free_memory, may_allocate};
 
 /// A device by name: `flex`, `wgpu`, `cuda`, `cuda:1`, `cpu`.

@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use crate::argmax::{LOWEST_RANK, best_of_units, is_better, rank};
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::arrives_last;
 
 /// The id of padding.

@@ -1,6 +1,7 @@
 use cubecl::prelude::*;
 
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 use crate::rows::{RowPartition, add_squares, multiply_piece, row_sum, vector_of};
 
 /// How [`rms_norm_kernel`] is compiled.

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::sync::mpsc::{Receiver, Sender, SyncSender};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn_ds4_ops::device::DeviceSpec;
 use ds4_model::config::ModelConfig;
@@ -21,14 +21,16 @@ use crate::serve::grammar;
 use crate::serve::metrics::{Metrics, StepFigures};
 use crate::serve::options::Options;
 use crate::serve::startup::Startup;
-use crate::serve::warm_up::warm_up;
 use crate::shared::load_bar::LoadBar;
 use crate::shared::load_options;
 use crate::shared::place::Place;
+use crate::shared::warm_up::warm_up;
 
 /// Tokens that whoever reads an answer may be behind the engine; further behind, the text is given
 /// up.
 const MOST_BEHIND: usize = 4096;
+/// Between two lines in the log that say how far the warm-up is.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// An error of the thread.
 pub type Failure = Box<dyn Error + Send + Sync>;
@@ -185,9 +187,15 @@ fn run(
     loaded.send(known)?;
     if is_cold {
         let started = Instant::now();
-        let most = pipeline.model.config().max_position_embeddings;
-        let ctx = args.ctx.map_or(most, |ctx| most.min(ctx as usize));
-        warm_up(&pipeline.model, &config, ctx, &startup)?;
+        let mut told = None;
+        warm_up(&pipeline.model, &config, &mut |done, texts| {
+            if told.is_none_or(|told: Instant| told.elapsed() >= PAUSE) {
+                told = Some(Instant::now());
+                let seconds = started.elapsed().as_secs_f32();
+                tracing::info!(done, texts, seconds, "warming up: compiling kernels");
+            }
+            !startup.is_given_up()
+        })?;
         startup.finish();
         let seconds = started.elapsed().as_secs_f32();
         match startup.is_given_up() {

@@ -30,7 +30,6 @@ mod schema;
 mod startup;
 mod text;
 mod tracker;
-mod warm_up;
 
 use std::error::Error;
 use std::io::{self, Write};

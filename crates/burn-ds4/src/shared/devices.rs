@@ -92,6 +92,9 @@ impl DeviceArgs {
             [] => &[DeviceSpec::default()],
             specs => specs,
         };
+        if let DeviceSpec::Cuda(_) = specs[0] {
+            super::kernels::begin();
+        }
         let devices = specs
             .iter()
             .map(|spec| Ok((spec.to_string(), spec.init()?)));

@@ -19,7 +19,7 @@ impl Log for Screen {
     fn enabled(&self, metadata: &Metadata) -> bool {
         let (target, level) = (metadata.target(), metadata.level());
         match level {
-            Level::Error | Level::Warn => ["ds4_model", "burn_ds4_ops"]
+            Level::Error | Level::Warn => [env!("CARGO_CRATE_NAME"), "ds4_model", "burn_ds4_ops"]
                 .iter()
                 .any(|name| target.starts_with(name)),
             _ => level == Level::Info && target == "ds4_model::placement",

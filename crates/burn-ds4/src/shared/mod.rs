@@ -5,9 +5,11 @@ pub mod answer_text;
 pub mod devices;
 pub mod drafts;
 pub mod flash;
+pub mod kernels;
 pub mod load_bar;
 pub mod log;
 pub mod place;
+pub mod warm_up;
 
 use std::error::Error;
 use std::fmt::Display;

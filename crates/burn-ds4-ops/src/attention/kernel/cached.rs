@@ -10,6 +10,7 @@ use super::inputs::{AttentionInputs, KV_GROUP, KvSplit, PartialOutput, SinkBluep
 use super::rotate::{Positions, RowRotation};
 use super::visibility::{CacheLayout, Visibility};
 use crate::attention::options::MASKED;
+use crate::comptime_option::ComptimeOption;
 
 /// Compile-time configuration of [`cached_kernel`]: how work is divided, and the vectors in front
 /// of queries and results that are not rotated.

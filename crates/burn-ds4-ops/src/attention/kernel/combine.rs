@@ -7,6 +7,7 @@ use super::inputs::{AttentionShape, PartialOutput, SinkBlueprint};
 use super::rotate::{Positions, RowRotation, read_angles, rotate_by};
 use super::softmax::{softmax_weight, with_sink};
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 
 /// Combines the partial outputs of the planes of a cube, and writes the result as
 /// [`PartialOutput`] says. If a rotation is given, results are rotated back.

@@ -1,10 +1,12 @@
 //! Scores of the lightning indexer.
 
 use cubecl::prelude::*;
+
 use cubecl::std::FastDivmod;
 
 use super::rotate::Positions;
 use crate::attention::options::MASKED;
+use crate::comptime_option::ComptimeOption;
 
 /// Planes of a cube, among which the heads are divided.
 pub(crate) const INDEX_PLANES: u32 = 4;

@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 use super::angles::{RowSteps, UnitAngles};
 use super::index::{INDEX_PLANES, IndexInputs, store_score, visible_rows};
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::{multiply_tiles, read_ordered, shuffle_xor};
 
 /// Rows of a cube, and heads that they are multiplied by at a time.

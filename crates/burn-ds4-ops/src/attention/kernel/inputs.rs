@@ -1,9 +1,11 @@
 //! What kernels of attention take and give.
 
 use cubecl::prelude::*;
+
 use cubecl::std::FastDivmod;
 
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::read_ordered;
 
 /// Columns that a plane processes together.

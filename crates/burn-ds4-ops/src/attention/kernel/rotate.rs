@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use super::pool::SlotStrides;
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::read_ordered;
 
 /// Sizes of the rows that are rotated: those of heads of positions of sequences.

@@ -6,6 +6,7 @@ use super::append::{Appender, append};
 use super::compress::{CompressBlueprint, Compressor, compress};
 use super::rotate::Positions;
 use super::row::RowBlueprint;
+use crate::comptime_option::ComptimeOption;
 use crate::norm::{NormSizes, RmsNormBlueprint, normalize_rows};
 
 /// Compile-time configuration of [`step_kernel`]. The cubes of all parts have the same number of

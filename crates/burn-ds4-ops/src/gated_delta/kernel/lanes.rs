@@ -5,6 +5,7 @@ use super::{
     inverse_norm, slot_of,
 };
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 use crate::gated_delta::args::MAX_TOKENS;
 use crate::intrinsics::{modulo, shuffle_xor};
 

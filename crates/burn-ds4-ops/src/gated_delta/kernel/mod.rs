@@ -4,8 +4,10 @@ mod lanes;
 mod tiles;
 
 use cubecl::prelude::*;
+
 use cubecl::std::FastDivmod;
 
+use crate::comptime_option::ComptimeOption;
 use crate::gated_delta::args::NORM_EPSILON;
 use crate::intrinsics::{LOG1P, polynomial};
 

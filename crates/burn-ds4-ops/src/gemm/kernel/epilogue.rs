@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 use super::input::{padded_columns, permuted_column, term_of};
 use super::weights::WeightFormat;
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::{exp, modulo, reciprocal, shuffle_xor};
 
 /// `silu(min(gate, limit)) · clamp(up, -limit, limit)`; NaN stays NaN.

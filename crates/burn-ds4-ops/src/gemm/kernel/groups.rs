@@ -1,6 +1,7 @@
 use cubecl::prelude::*;
 
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::{ballot, plane_matches, plane_running_sum, plane_value};
 
 /// The expert of a pair that has none.

@@ -2,6 +2,8 @@
 
 use cubecl::prelude::*;
 
+use crate::comptime_option::ComptimeOption;
+
 use super::dense::{CubeRange, InputRows, MatrixList, TilesBlueprint, multiply_group};
 use super::stream::{CubeSplit, SharedStorage, StreamBlueprint, StreamProblem, multiply_problems};
 

@@ -7,6 +7,7 @@ use super::epilogue::gated_value;
 use super::groups::{Groups, GroupsBlueprint, PairSizes, Pairing};
 use super::weights::{MatrixStack, WeightFormat, fp4_value, fp8_value, plain_codes, scale_value};
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::group_sum;
 
 /// Rows of `x` that are multiplied at a time, at most.

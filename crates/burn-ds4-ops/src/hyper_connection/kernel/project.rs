@@ -7,6 +7,7 @@ use cubecl::prelude::*;
 use super::expand::PendingOutput;
 use super::token::Streams;
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::{group_sum, modulo, read_ordered};
 
 /// How the kernels are compiled. Only [`cube_tokens`](Self::cube_tokens) depends on the tokens, and

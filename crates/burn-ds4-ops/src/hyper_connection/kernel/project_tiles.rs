@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 use super::expand::PendingOutput;
 use super::token::Streams;
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 use crate::gemm::kernel::{bf16_pair, term_of};
 use crate::intrinsics::{group_sum, modulo, multiply_tiles};
 

@@ -1,6 +1,7 @@
 use cubecl::prelude::*;
 
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::{exp, inverse_rms, read_ordered, reciprocal};
 use crate::rows::{RowPartition, add_squares, multiply_piece, row_sum, vector_of};
 

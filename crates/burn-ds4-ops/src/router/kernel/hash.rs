@@ -2,6 +2,7 @@ use cubecl::prelude::*;
 
 use super::activation::{EPSILON, element, sqrt_softplus};
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::{group_sum, modulo, reciprocal};
 
 /// How [`hash_kernel`] is compiled.

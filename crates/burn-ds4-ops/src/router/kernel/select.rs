@@ -3,6 +3,7 @@ use cubecl::prelude::*;
 use super::activation::{EPSILON, biased_score, element, sqrt_softplus};
 use super::best::{BestScores, Ranks};
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::{
     group_ballot, group_max, group_sum, modulo, not_nan, reciprocal, sync_group,
 };

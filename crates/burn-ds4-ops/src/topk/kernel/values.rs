@@ -2,6 +2,7 @@ use cubecl::prelude::*;
 
 use super::row::{LogitRows, TopkIds};
 use super::window::Window;
+use crate::comptime_option::ComptimeOption;
 use crate::select::key::{NONE, key_of};
 use crate::select::sort;
 

@@ -1,5 +1,6 @@
 use cubecl::prelude::*;
 
+use crate::comptime_option::ComptimeOption;
 use crate::select::key::{NONE, key_of};
 
 /// How the ends of the windows of a sequence's rows follow from its length: each row has one more

@@ -18,6 +18,8 @@ pub struct Load<'a> {
     pub seconds: f64,
     /// Seconds in which kernels were compiled before.
     pub warm_up: Option<f64>,
+    /// Kernels that were launched before, and others that were while time counted.
+    pub compiled: Option<[usize; 2]>,
     pub replays: usize,
     pub seen: Seen,
     pub burst: Option<Burst>,
@@ -86,6 +88,9 @@ impl Load<'_> {
             "  steps             {steps}, {replays} replays; {rows:.1} rows, {texts:.1} texts"
         );
         println!("  caches            {} bytes", seen.cache_bytes);
+        if let Some([before, late]) = self.compiled {
+            println!("  kernels           {before} before, {late} late");
+        }
     }
 
     /// The same as a line of JSON.
@@ -120,6 +125,8 @@ impl Load<'_> {
             "burst": options.burst,
             "burst_input": options.burst.map(|_| options.burst_input.to_string()),
             "warm_up_seconds": self.warm_up,
+            "kernels": self.compiled.map(|[before, _]| before),
+            "late_kernels": self.compiled.map(|[_, late]| late),
             "seconds": self.seconds,
             "finished": seen.finished,
             "failed": seen.failed,

@@ -4,15 +4,19 @@ mod clients;
 mod figures;
 mod requests;
 
+use std::collections::HashSet;
 use std::error::Error;
 use std::path::PathBuf;
+use std::time::Instant;
 
+use burn_ds4_ops::device::launched;
 use clap::{Args, value_parser};
 use ds4_model::generate::{DEFAULT_PREFILL_CHUNK, Engine, EngineConfig, MAX_DRAFTS, MAX_LANES};
 use ds4_model::model::Model;
 
 use crate::bench::decoding::{Drafts, append_line};
 use crate::bench::model::{ModelArgs, Which, fraction};
+use crate::shared::warm_up::warm_up as served_warm_up;
 use clients::Clients;
 use figures::Load;
 use requests::{Arrival, Lengths, TextArgs};
@@ -75,6 +79,9 @@ pub struct LoadOptions {
     /// Counts the time in which kernels are compiled.
     #[arg(long)]
     no_warm_up: bool,
+    /// Compiles before what `serve` does, no other texts, and counts kernels that time is left to.
+    #[arg(long, conflicts_with_all = ["no_warm_up", "burst"])]
+    as_served: bool,
     /// Appends a line of JSON for each number of texts to this file.
     #[arg(long, visible_alias = "json", value_name = "FILE")]
     jsonl: Option<PathBuf>,
@@ -159,7 +166,14 @@ impl LoadOptions {
         let vocabulary = model.config().vocab_size;
         let config = self.config(concurrency);
         let mut warm_up = None;
-        if !self.no_warm_up {
+        let mut served = HashSet::new();
+        if self.as_served {
+            let started = Instant::now();
+            let (ended, kernels) = launched(|| served_warm_up(model, &config, &mut |_, _| true));
+            ended?;
+            model.placement.last().sync()?;
+            (warm_up, served) = (Some(started.elapsed().as_secs_f64()), kernels);
+        } else if !self.no_warm_up {
             // Texts of their own, so that none is known when time counts.
             let texts = self.texts.with_seed(self.texts.seed.wrapping_add(1));
             let arrivals = texts.arrivals(concurrency, vocabulary);
@@ -176,6 +190,7 @@ impl LoadOptions {
         // Steps of texts before may still run.
         model.placement.last().sync()?;
         let mut clients = self.clients(model, &config)?;
+        let mut compiled = None;
         let (burst, seconds) = match self.burst {
             None => {
                 let requests = self
@@ -183,7 +198,16 @@ impl LoadOptions {
                     .map_or(2 * concurrency, |count| count as usize);
                 let at_a_time = self.texts.rate.is_none().then_some(concurrency);
                 let arrivals = self.texts.arrivals(requests, vocabulary);
-                (None, clients.run(arrivals, at_a_time)?)
+                let run = || clients.run(arrivals, at_a_time);
+                let seconds = match self.as_served {
+                    true => {
+                        let (seconds, kernels) = launched(run);
+                        compiled = Some([served.len(), kernels.difference(&served).count()]);
+                        seconds?
+                    }
+                    false => run()?,
+                };
+                (None, seconds)
             }
             Some(_) => {
                 let running = self.texts.arrivals(concurrency, vocabulary);
@@ -199,6 +223,7 @@ impl LoadOptions {
             lanes: config.lanes,
             seconds,
             warm_up,
+            compiled,
             replays: clients.replays(),
             seen: clients.seen,
             burst,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::{Args, value_parser};
-use ds4_model::generate::{Constraint, ConstraintError, Request};
+use ds4_model::generate::{Constraint, ConstraintError, Request, SamplingConfig};
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde_json::{Value, json};
@@ -37,6 +37,9 @@ pub struct TextArgs {
     /// Share of the texts with log-probabilities, of five tokens for each of their own, 0 to 1.
     #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = fraction)]
     log_probs: f64,
+    /// Share of the texts whose tokens are drawn, with penalties for half of them, 0 to 1.
+    #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = fraction)]
+    drawn: f64,
     /// Texts that arrive a second, with random times between them. Without it, a text arrives when
     /// another one ends.
     #[arg(long, value_name = "TEXTS", value_parser = positive)]
@@ -117,11 +120,19 @@ impl TextArgs {
                 let count = shared.len().min(input - 1);
                 prompt[..count].copy_from_slice(&shared[..count]);
             }
+            // After all others, so that these are the same without it.
+            let [is_drawn, is_penalised] = [self.drawn, 0.5].map(|share| unit(&mut random) < share);
+            let mut sampling = SamplingConfig::default();
+            if is_drawn {
+                (sampling.temperature, sampling.top_p) = (1.0, 0.95);
+                sampling.presence_penalty = f32::from(u8::from(is_penalised));
+            }
             let constraint = || -> Box<dyn Constraint> { Box::new(Even { vocabulary }) };
             let request = Request {
                 ignore_eos: true,
                 log_probs: has_log_probs.then_some(LISTED),
                 constraint: is_constrained.then(constraint),
+                sampling,
                 ..Request::new(&prompt, output)
             };
             Arrival { seconds, request }
@@ -155,6 +166,7 @@ impl TextArgs {
             "shared_tokens": self.shared_tokens,
             "constrained": self.constrained,
             "log_probs": self.log_probs,
+            "drawn": self.drawn,
             "rate": self.rate,
             "seed": self.seed,
         })

@@ -13,6 +13,7 @@ use super::{
     DeltaInputs, DeltaResults, DeltaShape, GateInputs, NO_SLOT, RowLayout, StateSlots,
     WorkDivisors, slot_of,
 };
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::{await_copies, commit_copies, modulo, sync_planes};
 pub(crate) use blueprint::{COLUMN_BLOCK, TILE_ROWS, TilesBlueprint};
 use corrections::CorrectionTerms;

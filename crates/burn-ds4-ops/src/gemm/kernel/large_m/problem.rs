@@ -1,5 +1,7 @@
 use cubecl::prelude::*;
 
+use crate::comptime_option::ComptimeOption;
+
 /// The problem of a cube: a matrix and rows of `x`.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Problem {

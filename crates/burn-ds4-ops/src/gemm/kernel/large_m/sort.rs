@@ -4,6 +4,7 @@
 use cubecl::prelude::*;
 
 use crate::caps::Target;
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::{plane_running_sum, plane_value};
 
 /// Experts whose pairs are counted in shared memory, at most.

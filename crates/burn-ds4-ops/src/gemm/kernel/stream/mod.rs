@@ -12,6 +12,9 @@ mod sum;
 mod tiles;
 
 use cubecl::prelude::*;
+
+use crate::comptime_option::ComptimeOption;
+
 use cubecl::std::{FastDivmod, FastDivmodExpand};
 
 use super::groups::{Groups, Pairing, SortedProblems};

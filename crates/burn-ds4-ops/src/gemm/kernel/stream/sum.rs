@@ -4,6 +4,7 @@ use super::blueprint::StreamBlueprint;
 use super::pipeline::{Stream, new_ring};
 use super::place::{XColumns, x_place};
 use super::rows::{read_rows, store_rows};
+use crate::comptime_option::ComptimeOption;
 use crate::gemm::kernel::epilogue::{RowSums, add_terms, lane_rows};
 use crate::gemm::kernel::groups::{Groups, PairSizes, SortedProblems};
 use crate::gemm::kernel::input::padded_columns;

@@ -1,4 +1,5 @@
 use cubecl::prelude::*;
+
 use cubecl::std::FastDivmod;
 
 use super::blueprint::StreamBlueprint;
@@ -6,6 +7,7 @@ use super::load::load_x;
 use super::pass::{Pass, TileRange};
 use super::pipeline::{Stream, new_ring};
 use super::place::LanePlace;
+use crate::comptime_option::ComptimeOption;
 use crate::gemm::kernel::epilogue::{
     Results, RowSums, add_terms, gated_value, lane_rows, zero_sums,
 };

@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use super::blueprint::WgmmaBlueprint;
 use super::tile::{Tile, padded};
+use crate::comptime_option::ComptimeOption;
 use crate::gemm::kernel::epilogue::swiglu;
 use crate::gemm::kernel::large_m::problem::LargeMPairs;
 use crate::intrinsics::pack_bf16;

@@ -1,31 +1,26 @@
-//! What a server compiles before it is ready.
-
-use std::time::{Duration, Instant};
+//! What is compiled before requests are answered.
 
 use ds4_model::generate::{Engine, EngineConfig, GenerateError, Request, SamplingConfig};
 use ds4_model::model::Model;
-
-use crate::serve::startup::Startup;
 
 /// Tokens by which a text is longer than those after which a step is recorded.
 const TOKENS: usize = 8;
 /// The shortest prompt that is processed as a prompt, not as a decode step.
 const SHORTEST: usize = 17;
-/// Between two lines in the log.
-const PAUSE: Duration = Duration::from_secs(5);
 
 /// Compiles the kernels of prompts and steps, which otherwise the first requests would wait for:
 /// those of any chunk of a prompt, of every number of lanes, and of tokens that are the most likely
 /// ones or drawn. CubeCL compiles one kernel after the other for a device, whatever thread launches
-/// it, so that this has one thread, and tells how far it is. Returns how many texts have ended,
-/// which are all unless the server stops.
+/// it, so that this has one thread. `tell` is told after each step how many texts have ended, of
+/// how many, and says whether to go on. Returns how many have ended.
 pub fn warm_up(
     model: &Model,
     config: &EngineConfig,
-    ctx: usize,
-    startup: &Startup,
+    tell: &mut dyn FnMut(usize, usize) -> bool,
 ) -> Result<usize, GenerateError> {
     let mut engine = Engine::new(model, config.clone())?;
+    let most = model.config().max_position_embeddings;
+    let ctx = config.context.map_or(most, |context| context.min(most));
     // The last of the texts must join before the first one ends.
     let tokens = TOKENS + config.recording_tokens() + 2 * config.lanes;
     let tokens = tokens.min(ctx / 2).max(1);
@@ -45,9 +40,6 @@ pub fn warm_up(
     let kinds = [(&lengths[..], SamplingConfig::default()), (&few, drawn)];
     let texts = kinds.each_ref().map(|kind| kind.0.len().max(config.lanes));
     let (all, mut done) = (texts.iter().sum::<usize>(), 0);
-    let started = Instant::now();
-    let mut told = started;
-    tracing::info!(texts = all, "warming up: compiling kernels");
     for ((lengths, sampling), texts) in kinds.into_iter().zip(texts) {
         for length in lengths.iter().cycle().take(texts) {
             engine.add(Request {
@@ -57,7 +49,7 @@ pub fn warm_up(
             })?;
         }
         while !engine.is_idle() {
-            if startup.is_given_up() {
+            if !tell(done, all) {
                 return Ok(done);
             }
             let outputs = engine.step()?;
@@ -65,11 +57,6 @@ pub fn warm_up(
                 .iter()
                 .filter(|output| output.finish.is_some())
                 .count();
-            if told.elapsed() >= PAUSE {
-                told = Instant::now();
-                let seconds = started.elapsed().as_secs_f32();
-                tracing::info!(done, texts = all, seconds, "warming up: compiling kernels");
-            }
         }
     }
     Ok(done)
@@ -95,7 +82,7 @@ mod tests {
     use crate::shared::shipped_checkpoint;
 
     #[test]
-    fn a_warm_up_ends_by_itself_and_at_once_when_the_server_stops() {
+    fn a_warm_up_ends_by_itself_and_at_once_when_it_is_told_to() {
         let checkpoint = Checkpoint::open(&shipped_checkpoint()).expect("an asset");
         let options = LoadOptions {
             expand: true,
@@ -109,12 +96,14 @@ mod tests {
             prefill_chunk: 20,
             ..EngineConfig::default()
         };
-        let startup = Startup::default();
         // A context that leaves little to the texts.
-        let ended = warm_up(&model, &config, 40, &startup).expect("a device that works");
+        let short = EngineConfig {
+            context: Some(40),
+            ..config.clone()
+        };
+        let ended = warm_up(&model, &short, &mut |_, _| true).expect("a device that works");
         assert!(ended > 2, "{ended}");
-        startup.give_up();
-        let ended = warm_up(&model, &config, 2048, &startup).expect("a device that works");
+        let ended = warm_up(&model, &config, &mut |_, _| false).expect("a device that works");
         assert_eq!(ended, 0);
     }
 
