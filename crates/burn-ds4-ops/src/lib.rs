@@ -47,8 +47,9 @@
 //!
 //! [`device`] turns a name such as `cuda:1` into a [`Device`](burn::tensor::Device), or into a
 //! one-line error where it is not compiled in or not present. [`readback`] reads a few numbers back
-//! while the device continues to work, and [`transfer`] moves tensors between devices. Features
-//! `flex` (default), `wgpu`, `cuda` and `cpu` choose the backends.
+//! while the device continues to work, [`transfer`] moves tensors between devices, and [`upload`]
+//! gives a device the words of files. Features `flex` (default), `wgpu`, `cuda` and `cpu` choose
+//! the backends.
 
 // Burn's macro for extensions of backends leaves their arguments unused where there is none.
 #![cfg_attr(not(any(feature = "flex", feature = "cube")), allow(unused_variables))]
@@ -94,6 +95,7 @@ pub mod scratch;
 mod select;
 pub mod topk;
 pub mod transfer;
+pub mod upload;
 mod validation;
 #[cfg(feature = "cube")]
 mod warpgroup;

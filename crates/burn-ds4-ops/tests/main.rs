@@ -102,6 +102,7 @@ mod topk_properties;
 mod topk_rows;
 mod topk_values;
 mod topk_windows;
+mod upload;
 mod weights;
 
 /// The tests of one family by name.
@@ -177,5 +178,6 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("topk_rows", topk_rows::CASES),
     ("topk_values", topk_values::CASES),
     ("topk_windows", topk_windows::CASES),
+    ("upload", upload::CASES),
     ("weights", weights::CASES),
 ];

@@ -201,6 +201,7 @@ impl Checkpoint {
         }
         let mut source = Stored::new(loader, options, placement, placement.first());
         let model = config.build(&mut source, options.quantized_cache);
+        source.settle();
         let result = result(model, source.bytes.model);
         match source.refusal {
             // What else is wrong cannot be told from that.

@@ -1,6 +1,7 @@
 //! The files of a checkpoint, and where its tensors are in them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -358,6 +359,12 @@ impl Checkpoint {
         if let Some(entry) = self.entries.get(name) {
             self.shards[entry.shard].release(entry.begin..entry.end);
         }
+    }
+
+    /// Reads bytes of a tensor from `first` on.
+    pub(super) fn read(&self, name: &str, first: usize, bytes: &mut [u8]) -> io::Result<()> {
+        let entry = &self.entries[name];
+        self.shards[entry.shard].read(entry.begin + first, bytes)
     }
 
     /// The numbers of the tensors `{prefix}.{number}.*`.

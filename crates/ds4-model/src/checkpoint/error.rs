@@ -344,6 +344,9 @@ pub enum InvalidReason {
         /// The format of most of them.
         common: &'static str,
     },
+    /// The file cannot be read there, or not as it was before.
+    #[error("cannot be read: {0}")]
+    Unreadable(String),
     /// The host has not enough memory for the tensor, or for the stack it belongs to.
     #[error("does not fit in memory")]
     OutOfMemory,

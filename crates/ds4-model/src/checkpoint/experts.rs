@@ -49,8 +49,33 @@ impl<'a> Loader<'a> {
         prefix: &str,
         experts: Option<usize>,
         parts: &[&str],
+        shape: [usize; 2],
+    ) -> Option<HostExperts> {
+        let (matrices, sources) = self.sources(prefix, experts, parts, shape);
+        self.stacked(&sources, [matrices, parts.len()], shape)
+    }
+
+    /// Stacks weights of `[out, in]`, `parts` in the rows of each matrix.
+    pub(super) fn stacked(
+        &mut self,
+        sources: &[StoredLinear<'a>],
+        [matrices, parts]: [usize; 2],
         [out, inp]: [usize; 2],
     ) -> Option<HostExperts> {
+        let stack = self.gather(sources, [out, inp])?;
+        let shape = [matrices, parts.saturating_mul(out), inp];
+        Some(stack.into_experts(shape, parts))
+    }
+
+    /// The number of matrices, and the weights of [`stack`](Self::stack), which have one format if
+    /// nothing is wrong.
+    pub(super) fn sources(
+        &mut self,
+        prefix: &str,
+        experts: Option<usize>,
+        parts: &[&str],
+        [out, inp]: [usize; 2],
+    ) -> (usize, Vec<StoredLinear<'a>>) {
         let prefixes: Vec<String> = match experts {
             Some(experts) => {
                 let asked = self.experts_to_ask_for(prefix, experts, parts.len());
@@ -65,9 +90,7 @@ impl<'a> Loader<'a> {
             .filter_map(|linear| self.locate(&linear, out, inp))
             .collect();
         self.check_formats(&sources);
-        let stack = self.gather(&sources, [out, inp])?;
-        let shape = [prefixes.len(), parts.len().saturating_mul(out), inp];
-        Some(stack.into_experts(shape, parts.len()))
+        (prefixes.len(), sources)
     }
 
     /// The experts that the checkpoint has any tensor of, and the first of those that it has none

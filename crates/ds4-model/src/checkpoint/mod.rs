@@ -32,6 +32,7 @@
 mod build;
 mod codec;
 mod convert;
+mod direct;
 mod directory;
 mod error;
 mod experts;

@@ -1,6 +1,7 @@
 //! One memory-mapped safetensors file.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -21,6 +22,7 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 #[derive(Debug)]
 pub(super) struct Shard {
     path: PathBuf,
+    file: File,
     map: Mmap,
     data_start: usize,
 }
@@ -58,6 +60,7 @@ impl Shard {
             .collect();
         let shard = Self {
             path: path.to_path_buf(),
+            file,
             map,
             data_start,
         };
@@ -70,6 +73,21 @@ impl Shard {
 
     pub(super) fn data(&self) -> &[u8] {
         &self.map[self.data_start..]
+    }
+
+    /// Reads data from `first` on, without mapping their pages to the process's memory.
+    pub(super) fn read(&self, first: usize, bytes: &mut [u8]) -> io::Result<()> {
+        let first = self.data_start + first;
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::FileExt::read_exact_at(&self.file, bytes, first as u64)
+        }
+        #[cfg(not(unix))]
+        {
+            let _ = &self.file;
+            bytes.copy_from_slice(&self.map[first..first + bytes.len()]);
+            Ok(())
+        }
     }
 
     /// Takes a range of the data out of the process's memory until it is read again.

@@ -7,11 +7,11 @@ use burn::backend::StreamId;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::device::check_module;
-use burn_ds4_ops::quant::{Activations, Fp4Layout, repack_fp4};
-use rayon::prelude::*;
+use burn_ds4_ops::quant::{Activations, Fp4Layout};
+use burn_ds4_ops::upload::repack_fp4_words;
 use safetensors::Dtype;
 
-use super::format::WeightFormat;
+use super::format::{FP4_BLOCK, FP8_BLOCK, StoredLinear, WeightFormat};
 use super::host::{HostExperts, blocks_alike};
 use super::loader::{Branch, Loader};
 use super::options::LoadOptions;
@@ -21,16 +21,15 @@ use crate::model::ModelSource;
 use crate::placement::{Place, Placement, PlacementError, Portion, WeightBytes, name};
 use crate::weights::{Initial, WeightSource, int_parameter, load_all};
 
-/// Words of FP4 that a thread repacks at a time.
-const REPACKED_WORDS: usize = 1 << 16;
-
 /// Puts the weights of a checkpoint on a device. If the loader only reads headers, there is no
 /// weight, and their bytes are counted all the same.
 pub(super) struct Stored<'l, 'a> {
     pub(super) loader: Loader<'a>,
-    options: &'l LoadOptions,
+    pub(super) options: &'l LoadOptions,
     placement: &'l Placement,
-    device: Device,
+    pub(super) device: Device,
+    /// Whether there is anything in weights that is not finite, as their device has found out.
+    pub(super) unchecked: Vec<(Tensor<1, Int>, Vec<StoredLinear<'a>>)>,
     /// What all weights asked for take on the devices.
     pub(super) bytes: WeightBytes,
     /// Why a device has not taken a weight.
@@ -49,6 +48,7 @@ impl<'l, 'a> Stored<'l, 'a> {
             options,
             placement,
             device: device.clone(),
+            unchecked: Vec::new(),
             bytes: WeightBytes::default(),
             refusal: None,
         }
@@ -82,7 +82,11 @@ impl<'l, 'a> ModelSource for Stored<'l, 'a> {
         let on_thread = |portion: &Portion, branch: Branch<'a>| {
             let mut own: Stored<'l, 'a> =
                 Stored::new(branch.loader(), options, placement, &portion.device);
-            let built = stream.executes(|| build(&mut own, portion));
+            let built = stream.executes(|| {
+                let built = build(&mut own, portion);
+                own.settle();
+                built
+            });
             (built, own.refusal, own.loader.into_findings())
         };
         thread::scope(|scope| {
@@ -117,13 +121,9 @@ impl<'l, 'a> ModelSource for Stored<'l, 'a> {
     }
 
     fn is_taken(&mut self, module: &impl Module) -> bool {
-        let taken = check_module(module);
-        self.refusal = taken.err().map(|reason| PlacementError::Refused {
-            device: name(&self.device),
-            reason,
-        });
-        if self.refusal.is_some() {
-            self.loader.spoil();
+        match check_module(module) {
+            Ok(()) => self.settle(),
+            Err(reason) => self.refuse(reason),
         }
         self.refusal.is_none()
     }
@@ -143,14 +143,14 @@ impl WeightSource for Stored<'_, '_> {
         arrange: impl FnOnce(Tensor<D>) -> Tensor<D>,
     ) -> Option<Param<Tensor<D>>> {
         self.count(&shape, DType::F32);
-        let data = self.loader.dense(name, &stored)?;
-        Some(parameter(arrange(self.float_tensor(data, FloatDType::F32))))
+        let stored = self.floats(name, stored, FloatDType::F32)?;
+        Some(parameter(arrange(stored)))
     }
 
     fn embedding(&mut self, name: &str, shape: [usize; 2]) -> Option<Param<Tensor<2>>> {
         self.count(&shape, self.options.dtype.into());
-        let data = self.loader.dense(name, &shape)?;
-        Some(parameter(self.float_tensor(data, self.options.dtype)))
+        let embedding = self.floats(name, shape, self.options.dtype)?;
+        Some(parameter(embedding))
     }
 
     /// The matrices are f32 where the device lacks a dtype of theirs, they have several, or weights
@@ -159,8 +159,7 @@ impl WeightSource for Stored<'_, '_> {
         let dtype = common(names.iter().map(|name| self.held_dtype(name)));
         let matrices = names.iter().map(|name| {
             self.count(&shape, dtype.into());
-            let data = self.loader.dense(name, &shape)?;
-            Some(self.float_tensor(data, dtype))
+            self.floats(name, shape, dtype)
         });
         let mut matrices = load_all(matrices)?;
         Some(parameter(match matrices.len() {
@@ -181,24 +180,39 @@ impl WeightSource for Stored<'_, '_> {
         let first = format!("{first}{}", parts.first()?);
         let shape = [matrices, parts.len(), out, inp];
         self.count_stack((prefix, &first), shape, out);
-        let host = self.loader.stack(prefix, experts, parts, [out, inp])?;
-        let activations = match host {
-            HostExperts::Dense(_) => Activations::Exact,
-            HostExperts::Fp8 { .. } | HostExperts::Fp4 { .. } => self.options.activations,
+        let (matrices, sources) = self.loader.sources(prefix, experts, parts, [out, inp]);
+        let rows = [matrices, parts.len()];
+        let values = match self.takes(&sources, [matrices, parts.len(), out, inp]) {
+            true => self.given(&sources, [matrices, parts.len(), out, inp])?,
+            false => {
+                let host = self.loader.stacked(&sources, rows, [out, inp])?;
+                self.stack_values(host)
+            }
+        };
+        let activations = match values {
+            StackValues::Dense(_) => Activations::Exact,
+            StackValues::Fp8(_) | StackValues::Fp4(_) => self.options.activations,
         };
         Some(WeightStack {
             activations,
-            ..self.weight_stack(host)
+            ..self.weight_stack(values)
         })
     }
 
     fn groups(&mut self, prefix: &str, [groups, rank, width]: [usize; 3]) -> Option<WeightStack> {
         self.count_stack((prefix, prefix), [groups, 1, rank, width], groups * rank);
-        let host = self.loader.linear(prefix, groups * rank, width)?;
+        let source = [self.loader.locate(prefix, groups * rank, width)?];
+        if self.takes(&source, [groups, 1, rank, width]) {
+            let values = self.given(&source, [groups, 1, rank, width])?;
+            return Some(self.weight_stack(values));
+        }
+        let rows = [groups * rank, width];
+        let host = self.loader.gather(&source, rows)?.into_linear(rows);
         Some(match host.into_groups(groups) {
-            Ok(host) => self.weight_stack(host),
+            Ok(host) => self.weight_stack(self.stack_values(host)),
             Err(host) => {
-                let whole = self.weight_stack(host.into()).dense(self.options.dtype);
+                let whole = self.weight_stack(self.stack_values(host.into()));
+                let whole = whole.dense(self.options.dtype);
                 StackValues::Dense(parameter(whole.reshape([groups, rank, width]))).into()
             }
         })
@@ -258,23 +272,56 @@ impl Stored<'_, '_> {
         }
     }
 
-    fn weight_stack(&self, host: HostExperts) -> WeightStack {
-        let values = match host {
+    /// Says why the device has not taken a weight.
+    pub(super) fn refuse(&mut self, reason: String) {
+        let device = name(&self.device);
+        let refused = PlacementError::Refused { device, reason };
+        self.refusal.get_or_insert(refused);
+        self.loader.spoil();
+    }
+
+    /// A tensor of floats, of this dtype on the device.
+    fn floats<const D: usize>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+        dtype: FloatDType,
+    ) -> Option<Tensor<D>> {
+        let source = self.loader.locate_dense(name, &shape)?;
+        if self.takes_floats(&source, dtype) {
+            return Some(self.given_floats(&[source], dtype)?.reshape(shape));
+        }
+        let data = self.loader.dense_data(source, &shape)?;
+        Some(self.float_tensor(data, dtype))
+    }
+
+    fn stack_values(&self, host: HostExperts) -> StackValues {
+        match host {
             HostExperts::Dense(data) => {
                 StackValues::Dense(parameter(self.float_tensor(data, self.options.dtype)))
             }
             HostExperts::Fp8 {
-                shape,
+                shape: [matrices, out, inp],
                 parts,
                 words,
                 scales,
-            } => StackValues::Fp8(self.fp8(shape, parts, words, scales)),
+            } => {
+                let shape = [matrices, parts, out / parts, inp];
+                StackValues::Fp8(self.fp8(shape, self.words(words), scales))
+            }
             HostExperts::Fp4 {
-                shape,
+                shape: [matrices, out, inp],
                 words,
                 scales,
-            } => StackValues::Fp4(self.fp4(shape, words, scales)),
-        };
+            } => {
+                let scales = word_aligned(scales, matrices, out * inp.div_ceil(FP4_BLOCK));
+                let [words, scales] = [words, scales].map(|words| self.words(words));
+                StackValues::Fp4(self.fp4([matrices, out, inp], words, scales))
+            }
+        }
+    }
+
+    fn weight_stack(&self, values: StackValues) -> WeightStack {
         let stack = WeightStack::from(values);
         match self.options.expand {
             true => StackValues::Dense(parameter(stack.dense(self.options.dtype))).into(),
@@ -282,52 +329,50 @@ impl Stored<'_, '_> {
         }
     }
 
-    fn fp8(
+    pub(super) fn fp8(
         &self,
-        [matrices, out, inp]: [usize; 3],
-        parts: usize,
-        words: Vec<u32>,
+        [matrices, parts, out, inp]: [usize; 4],
+        words: Tensor<1, Int>,
         scales: Vec<f32>,
     ) -> Fp8Weight {
-        let words = TensorData::new(words, [matrices, out, inp.div_ceil(4)]);
-        let blocks = parts * (out / parts).div_ceil(128);
-        let scales = TensorData::new(scales, [matrices, blocks, inp.div_ceil(128)]);
+        let blocks = parts * out.div_ceil(FP8_BLOCK);
+        let scales = TensorData::new(scales, [matrices, blocks, inp.div_ceil(FP8_BLOCK)]);
         Fp8Weight {
-            words: self.words(words),
+            words: int_parameter(words.reshape([matrices, parts * out, inp.div_ceil(4)])),
             scales: parameter(self.float_tensor(scales, FloatDType::F32)),
             parts,
             columns: inp,
         }
     }
 
-    fn fp4(
+    /// The bytes of the scales of each matrix begin with a word.
+    pub(super) fn fp4(
         &self,
         [matrices, out, inp]: [usize; 3],
-        mut words: Vec<u32>,
-        scales: Vec<u32>,
+        words: Tensor<1, Int>,
+        scales: Tensor<1, Int>,
     ) -> Fp4Weight {
         let layout = match self.options.expand {
             true => Fp4Layout::Plain,
             false => Fp4Layout::fastest_on(&self.device),
         };
-        if layout == Fp4Layout::Repacked {
-            words.par_chunks_mut(REPACKED_WORDS).for_each(repack_fp4);
-        }
-        let words = TensorData::new(words, [matrices, out, inp.div_ceil(8)]);
-        let scale_bytes = out * inp.div_ceil(32);
-        let scales = word_aligned(scales, matrices, scale_bytes);
+        let words = match layout {
+            Fp4Layout::Plain => words,
+            Fp4Layout::Repacked => repack_fp4_words(words).expect("words are u32"),
+        };
+        let scale_words = (out * inp.div_ceil(FP4_BLOCK)).div_ceil(4);
         Fp4Weight {
-            words: self.words(words),
-            scales: self.words(TensorData::new(scales, [matrices, scale_bytes.div_ceil(4)])),
+            words: int_parameter(words.reshape([matrices, out, inp.div_ceil(8)])),
+            scales: int_parameter(scales.reshape([matrices, scale_words])),
             columns: inp,
             layout,
         }
     }
 
-    fn words<const D: usize>(&self, data: TensorData) -> Param<Tensor<D, Int>> {
-        let (flat, shape) = flat(data);
+    fn words(&self, words: Vec<u32>) -> Tensor<1, Int> {
+        let length = words.len();
         let device = (&self.device, DType::U32);
-        int_parameter(Tensor::<1, Int>::from_data(flat, device).reshape::<D, _>(shape))
+        Tensor::from_data(TensorData::new(words, [length]), device)
     }
 
     fn float_tensor<const D: usize>(&self, data: TensorData, dtype: FloatDType) -> Tensor<D> {
@@ -357,7 +402,7 @@ fn common(mut dtypes: impl Iterator<Item = FloatDType>) -> FloatDType {
     }
 }
 
-fn parameter<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {
+pub(super) fn parameter<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {
     Param::initialized(ParamId::new(), tensor)
 }
 

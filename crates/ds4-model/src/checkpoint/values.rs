@@ -24,15 +24,28 @@ const BATCH_BYTES: usize = 256 << 20;
 impl<'a> Loader<'a> {
     /// A tensor of BF16, F16 or F32, in its stored type, every element of which must be finite.
     pub fn dense(&mut self, name: &str, shape: &[usize]) -> Option<TensorData> {
+        let source = self.locate_dense(name, shape)?;
+        self.dense_data(source, shape)
+    }
+
+    /// Finds a tensor of BF16, F16 or F32, and checks its shape.
+    pub(super) fn locate_dense(&mut self, name: &str, shape: &[usize]) -> Option<StoredLinear<'a>> {
         let tensor = self.find(name, shape)?;
         self.count(&tensor);
         let Some(format) = WeightFormat::of_dense(tensor.dtype) else {
             self.invalid_dtype(&tensor, DENSE);
             return None;
         };
-        self.check_shape(&tensor, shape).then_some(())?;
+        let fits = self.check_shape(&tensor, shape);
+        fits.then(|| StoredLinear::dense(format, tensor))
+    }
+
+    pub(super) fn dense_data(
+        &mut self,
+        source: StoredLinear<'a>,
+        shape: &[usize],
+    ) -> Option<TensorData> {
         let elements = shape.iter().product();
-        let source = StoredLinear::dense(format, tensor);
         match self
             .gather(&[source], [1, elements])?
             .into_linear([1, elements])
@@ -179,10 +192,13 @@ impl<'a> Loader<'a> {
         fits.then_some(source)
     }
 
-    /// Records values, codes and scales that are not finite.
-    fn check_contents(&mut self, sources: &[StoredLinear<'a>]) {
+    /// Records values, codes and scales that are not finite, and says whether there are any.
+    pub(super) fn check_contents(&mut self, sources: &[StoredLinear<'a>]) -> bool {
         let found: Vec<_> = sources.par_iter().map(bad_contents).collect();
+        let mut any = false;
         for (source, [bad, bad_scales]) in sources.iter().zip(found) {
+            let global = source.global.filter(|_| !source.factor().is_finite());
+            any |= bad.is_some() || bad_scales.is_some() || global.is_some();
             if let Some((count, first)) = bad {
                 let reason = match source.weight.dtype {
                     Dtype::F8_E4M3 => InvalidReason::NanCodes { count, first },
@@ -193,11 +209,12 @@ impl<'a> Loader<'a> {
             if let (Some(scale), Some((count, first))) = (source.scale, bad_scales) {
                 self.invalid(scale.name, InvalidReason::NonFiniteScales { count, first });
             }
-            if let Some(global) = source.global.filter(|_| !source.factor().is_finite()) {
+            if let Some(global) = global {
                 let reason = InvalidReason::NonFiniteScales { count: 1, first: 0 };
                 self.invalid(global.name, reason);
             }
         }
+        any
     }
 
     /// Checks the contents of the sources, which have one format and shape, and stacks them if

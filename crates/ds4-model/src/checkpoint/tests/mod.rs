@@ -1,5 +1,7 @@
 mod contents;
 mod damage;
+#[cfg(all(feature = "wgpu", not(feature = "fusion")))]
+mod direct;
 mod fixtures;
 mod formats;
 mod groups;

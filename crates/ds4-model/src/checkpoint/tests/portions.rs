@@ -13,26 +13,32 @@ fn ds4_tiny() -> Checkpoint {
     Checkpoint::open(&repository::path("assets/ds4-tiny")).unwrap()
 }
 
-fn load(checkpoint: &Checkpoint, placement: &Placement) -> Result<Model, CheckpointError> {
+fn flex() -> [Device; 2] {
+    [Device::flex(), Device::flex()]
+}
+
+pub(super) fn load(
+    checkpoint: &Checkpoint,
+    placement: &Placement,
+) -> Result<Model, CheckpointError> {
     let (loader, options) = (Loader::new(checkpoint), LoadOptions::default());
     checkpoint.build(loader, &options, placement, |model, _| model)
 }
 
 /// One layer on the first, all others on the second; and parts of every layer on both.
-fn placements(layers: usize) -> [Placement; 2] {
-    let flex = [Device::flex(), Device::flex()];
+pub(super) fn placements(devices: &[Device; 2], layers: usize) -> [Placement; 2] {
     [
-        Placement::new(&flex, &[1, layers - 1]).unwrap(),
-        Placement::tensor(&flex, layers).unwrap(),
+        Placement::new(devices, &[1, layers - 1]).unwrap(),
+        Placement::tensor(devices, layers).unwrap(),
     ]
 }
 
 /// The parameters of a module, in their order.
 #[derive(Default)]
-struct Parameters(Vec<TensorData>);
+pub(super) struct Parameters(Vec<TensorData>);
 
 impl Parameters {
-    fn of(module: &impl Module) -> Vec<TensorData> {
+    pub(super) fn of(module: &impl Module) -> Vec<TensorData> {
         let mut parameters = Self::default();
         module.visit(&mut parameters);
         parameters.0
@@ -53,7 +59,7 @@ impl ModuleVisitor for Parameters {
 fn threads_load_what_one_loads_and_divides() {
     let checkpoint = ds4_tiny();
     let whole = load(&checkpoint, &Placement::single(&Device::flex(), 6)).unwrap();
-    for placement in placements(6) {
+    for placement in placements(&flex(), 6) {
         let model = load(&checkpoint, &placement).unwrap();
         let placed = whole.clone().place(placement).unwrap();
         assert!(Parameters::of(&model) == Parameters::of(&placed));
@@ -72,7 +78,7 @@ fn threads_load_what_one_loads_and_divides() {
 #[test]
 fn bytes_are_reported_once_whoever_reads_them() {
     let checkpoint = ds4_tiny();
-    for placement in placements(6) {
+    for placement in placements(&flex(), 6) {
         let mut reports = Vec::new();
         let loader = Loader::new(&checkpoint);
         let loader = loader.with_progress(|read, total| reports.push((read, total)));
@@ -103,7 +109,7 @@ fn one_error_tells_what_all_threads_have_found() {
     assert!(expected.more_missing > 0 && expected.missing.len() > 100);
     assert_eq!(expected.unexpected.len(), 1);
     assert_eq!(expected.invalid.len() + expected.mis_shaped.len(), 1);
-    for placement in placements(6) {
+    for placement in placements(&flex(), 6) {
         assert_eq!(errors(&placement), expected);
     }
 }
@@ -148,7 +154,7 @@ fn pages_of_tensors_that_were_read_are_given_back() {
 
 /// Two adapters of wgpu, or the one twice.
 #[cfg(feature = "wgpu")]
-fn wgpu() -> Option<[Device; 2]> {
+pub(super) fn wgpu() -> Option<[Device; 2]> {
     use burn::tensor::{DeviceKind, DeviceType};
     use burn_ds4_ops::device::DeviceSpec;
     let first = DeviceSpec::Wgpu.init().ok()?;
