@@ -56,7 +56,10 @@ pub fn in_pieces(device: &Device) -> bool {
     #[cfg(all(feature = "cube", not(feature = "fusion")))]
     return crate::kinds::client(device).is_some();
     #[cfg(not(all(feature = "cube", not(feature = "fusion"))))]
-    false
+    {
+        let _ = device;
+        false
+    }
 }
 
 /// A `u32` tensor of `words` words, little endian. `fill` is given one piece after the other, of
