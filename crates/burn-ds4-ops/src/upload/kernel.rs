@@ -1,7 +1,5 @@
 use cubecl::prelude::*;
 
-use super::Encoding;
-
 /// The word turned left.
 #[cube]
 fn turned(word: u32, #[comptime] by: u32) -> u32 {
@@ -31,22 +29,16 @@ pub(crate) fn repack_fp4_kernel(words: &mut [u32]) {
     }
 }
 
-/// Writes 1 to `found` if a word has an element with all bits of the encoding's mask. A unit has a
-/// word, and all that write write the same.
+/// Writes 1 to `found` if a word has an element of so many bits with all of a mask. A unit has a
+/// word, and all that write write the same. Encodings have one kernel: compiling it takes longer
+/// than checking a layer.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn any_not_finite_kernel(
-    words: &[u32],
-    found: &mut [i32],
-    #[comptime] encoding: Encoding,
-) {
-    let (bits, mask) = comptime!(encoding.mask());
+pub(crate) fn any_not_finite_kernel(words: &[u32], found: &mut [i32], bits: u32, mask: u32) {
     if ABSOLUTE_POS < words.len() {
         let word = words[ABSOLUTE_POS];
         let mut any = false;
-        #[unroll]
-        for element in 0..comptime!(32 / bits) {
-            let own = word >> comptime!(element * bits);
-            any = any || (own & mask) == mask;
+        for element in 0..32u32 / bits {
+            any = any || ((word >> (element * bits)) & mask) == mask;
         }
         if any {
             found[0] = 1i32;

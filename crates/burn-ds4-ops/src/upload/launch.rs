@@ -31,6 +31,7 @@ pub(super) fn repack_fp4_words(words: CubeTensor) -> CubeTensor {
 pub(super) fn any_not_finite(words: CubeTensor, encoding: Encoding) -> CubeTensor {
     let words = into_contiguous(words);
     let (count, dim) = dims(&words);
+    let (bits, mask) = encoding.mask();
     let client = words.client.clone();
     let found = CubeTensor::new_contiguous(
         client.clone(),
@@ -48,7 +49,8 @@ pub(super) fn any_not_finite(words: CubeTensor, encoding: Encoding) -> CubeTenso
             address_type([&words]),
             words.into_buffer_arg(),
             found.clone().into_buffer_arg(),
-            encoding,
+            bits,
+            mask,
         );
     }
     found

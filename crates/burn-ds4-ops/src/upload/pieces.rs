@@ -15,6 +15,9 @@ use cubecl::client::Client;
 /// Bytes of a piece, at most. CubeCL has up to three in page-locked memory: one is filled, one is
 /// copied, and one was.
 pub(super) const PIECE_BYTES: usize = 64 << 20;
+/// Bytes of one where the driver has no such memory: few enough that the allocator gives the same
+/// memory again, which costs no page faults.
+const HEAP_BYTES: usize = 8 << 20;
 
 /// See [`upload`](super::upload). `None` where the device takes no pieces.
 pub(super) fn upload<E>(
@@ -30,14 +33,15 @@ pub(super) fn upload<E>(
     let (client, bytes) = (device.client(), words * size_of::<u32>());
     let shape = Shape::new([words]);
     let tensor = empty_device_contiguous_dtype(client.clone(), device.clone(), shape, DType::U32);
-    for first in (0..bytes).step_by(piece) {
-        let length = piece.min(bytes - first);
-        let mut data = staged(&client, length);
+    let mut first = 0;
+    while first < bytes {
+        let mut data = staged(&client, piece.min(bytes - first));
         if let Err(error) = fill(first, &mut data) {
             return Some(Err(error));
         }
         let handle = tensor.handle.clone().offset_start(first as u64);
-        client.write(&handle.offset_end((bytes - first - length) as u64), data);
+        first += data.len();
+        client.write(&handle.offset_end((bytes - first) as u64), data);
     }
     Some(Ok(Tensor::from_primitive::<CubeBackend>(tensor)))
 }
@@ -52,14 +56,14 @@ pub(super) fn floats_of(words: &Tensor<1, Int>, count: usize, dtype: DType) -> O
     Some(Tensor::from_primitive::<CubeBackend>(floats))
 }
 
-/// Bytes to be written, in page-locked memory where the driver has it. This waits for the device to
-/// have taken what it was given before, but for what it is copying.
+/// Bytes to be written, so many in page-locked memory where the driver has it, or fewer. This waits
+/// for the device to have taken what it was given before, but for what it is copying.
 fn staged(client: &Client, length: usize) -> Bytes {
     // SAFETY: nobody sees these bytes: they are replaced by others, or dropped.
     let mut bytes = unsafe { Bytes::from_controller(Box::new(Wanted(length)), length) };
     client.staging(once(&mut bytes), true);
     match bytes.property() {
-        AllocationProperty::File => Bytes::from_bytes_vec(vec![0; length]),
+        AllocationProperty::File => Bytes::from_bytes_vec(vec![0; length.min(HEAP_BYTES)]),
         _ => bytes,
     }
 }

@@ -73,8 +73,13 @@ fn a_model_is_the_same_whoever_takes_it_apart() {
     let path = repository::path("assets/ds4-tiny");
     let checkpoint = Checkpoint::open(&path).unwrap();
     let whole = load(&checkpoint, &Placement::single(&Device::flex(), 6)).unwrap();
-    let single = load(&checkpoint, &Placement::single(&devices[0], 6)).unwrap();
+    let mut reports = Vec::new();
+    let report = |read, total| reports.push((read, total));
+    let single = checkpoint.load_with_progress(&LoadOptions::default(), &devices[0], report);
+    let single = single.unwrap();
     assert!(values(&single) == values(&whole));
+    assert!(reports.is_sorted());
+    assert!(reports.last().is_some_and(|(read, total)| read == total));
     for placement in placements(&devices, 6) {
         let model = load(&checkpoint, &placement).unwrap();
         let placed = single.clone().place(placement).unwrap();
@@ -88,28 +93,34 @@ fn stacks_of_any_sizes_are_the_same_whoever_takes_them_apart() {
         eprintln!("skipped: wgpu");
         return;
     };
-    // Whole words and rows of bytes, scales of whole words and others, partial blocks.
-    for shape in [
-        [4, 32],
-        [3, 32],
-        [8, 24],
-        [8, 20],
-        [2, 72],
-        [1, 7],
-        [130, 264],
+    // Rows of whole words and others, scales of whole words and others, partial blocks: which of
+    // them, in FP4 and in FP8, the device is given as they are.
+    for (shape, given) in [
+        ([4, 32], [true, true]),
+        ([3, 32], [false, true]),
+        ([8, 24], [true, true]),
+        ([8, 20], [false, false]),
+        ([2, 72], [false, true]),
+        ([1, 7], [false, false]),
+        ([130, 264], [false, true]),
+        ([4, 264], [true, true]),
     ] {
+        let experts = 0..3;
         let experts =
-            (0..3).flat_map(|expert| ["w1", "w3"].map(|part| format!("e.{expert}.{part}")));
+            experts.flat_map(|expert| ["w1", "w3"].map(|part| format!("e.{expert}.{part}")));
         let experts: Vec<String> = experts.collect();
-        for make in [fp4, fp8] {
+        for (make, given) in [fp4, fp8].into_iter().zip(given) {
             let tensors: Vec<_> = experts.iter().flat_map(|of| make(of, shape)).collect();
-            let stack = |device: &Device| {
+            let stack = |device: &Device, given: bool| {
                 let loaded = stored_on(device, &tensors, |source| {
-                    source.stack("e", Some(3), &[".w1", ".w3"], shape)
+                    let stack = source.stack("e", Some(3), &[".w1", ".w3"], shape);
+                    assert_eq!(source.unchecked.len(), usize::from(given), "{shape:?}");
+                    stack
                 });
                 values(&loaded.unwrap())
             };
-            assert!(stack(&device) == stack(&Device::flex()), "{shape:?}");
+            let host = stack(&Device::flex(), false);
+            assert!(stack(&device, given) == host, "{shape:?}");
         }
     }
     for (groups, shape) in [
@@ -155,6 +166,11 @@ fn large_floats_arrive_as_they_are_and_the_last_is_checked() {
             .iter::<f32>()
             .eq(floats.iter().copied())
     );
+    let dense = |source: &mut Stored<'_, '_>| source.stack("e", None, &["a", "b"], [2, LARGE / 2]);
+    let tensors = ["ea.weight", "eb.weight"];
+    let tensors = tensors.map(|name| stored_f32(name, &[2, LARGE / 2], &floats));
+    let [stack, expected] = [&device, &Device::flex()].map(|on| stored_on(on, &tensors, dense));
+    assert!(values(&stack.unwrap()) == values(&expected.unwrap()));
     floats[LARGE - 1] = f32::NEG_INFINITY;
     let damaged = stored_on(&device, &[stored_f32("a", &[2, LARGE / 2], &floats)], ask);
     let (count, first) = (1, LARGE - 1);
