@@ -8,6 +8,7 @@ use super::{
     super::common::{
         Tolerance, absolute, assert_close, floats, integers, narrow, noise, values, wide,
     },
+    super::pages::in_pages,
     super::rotation::{table, turned_at},
     harness::{Case, Prepared},
 };
@@ -34,6 +35,10 @@ const ROTATED_QUERIES: [usize; 2] = [1, 2];
 const ALONE: &str = "indexer";
 const TOGETHER: &str = "rotated";
 const APART: &str = "rotated_apart";
+const PAGED: &str = "paged";
+const TOGETHER_PAGED: &str = "rotated_paged";
+/// Rows of a page: of 256 positions.
+const PAGE_ROWS: usize = 64;
 /// The distance between rows that are checked.
 const CHECKED: usize = 61;
 /// Bytes of a bf16, and of an f32.
@@ -62,7 +67,11 @@ pub fn cases() -> Vec<Case> {
             rotation_case(count, 1, WIDTH),
         ]
     });
-    let scores = scores.chain(rotated_scores);
+    let paged_scores = [TOGETHER_PAGED, PAGED]
+        .into_iter()
+        .zip([ROTATED_ROWS[1], INDEX_ROWS[1]]);
+    let paged_scores = paged_scores.map(|(variant, rows)| scores_case(1, rows, variant));
+    let scores = scores.chain(rotated_scores).chain(paged_scores);
     attention.chain(scores).chain(rotations).collect()
 }
 
@@ -200,19 +209,23 @@ fn scores_case(count: usize, rows: usize, variant: &'static str) -> Case {
                 }
             };
             let held = match variant {
-                ALONE => queries.clone(),
+                ALONE | PAGED => queries.clone(),
                 _ => turned(queries.clone()),
             };
             let checked = (held.reshape([1, count * HEADS, INDEX_WIDTH]), keys.clone());
+            let paged = match variant {
+                PAGED | TOGETHER_PAGED => in_pages(keys, PAGE_ROWS),
+                _ => keys.into(),
+            };
             Prepared::new(
                 move || {
                     let queries = queries.clone();
                     let (queries, rotation) = match variant {
-                        ALONE => (queries, None),
+                        ALONE | PAGED => (queries, None),
                         APART => (turned(queries), None),
                         _ => (queries, Some(positions.clone())),
                     };
-                    let (keys, weights) = (keys.clone(), weights_on_device.clone());
+                    let (keys, weights) = (paged.clone(), weights_on_device.clone());
                     index_scores(queries, keys, weights, 1.0, None, rotation)
                         .expect("arguments that fit")
                 },

@@ -11,6 +11,7 @@ use burn_ds4_ops::norm::rms_norm;
 
 use super::{
     super::common::{Tolerance, assert_close, floats, integers, narrow, noise, values, wide},
+    super::pages::in_pages,
     super::rotation::{table, turned_at},
     harness::{Case, Prepared},
 };
@@ -41,6 +42,9 @@ enum Blocks {
     Picked(usize, usize),
 }
 
+/// Positions of a page, where rows are in pages.
+const PAGE: usize = 256;
+
 pub fn cases() -> Vec<Case> {
     let blocks = [
         ("window", 4096, Blocks::None),
@@ -48,6 +52,8 @@ pub fn cases() -> Vec<Case> {
         ("csa", 32_768, Blocks::Picked(4, 512)),
         ("hca", 4096, Blocks::All(128)),
         ("hca", 32_768, Blocks::All(128)),
+        ("csa_paged", 32_768, Blocks::Picked(4, 512)),
+        ("hca_paged", 32_768, Blocks::All(128)),
     ];
     let sizes = QUERIES.map(|count| [1, count]);
     let sizes = sizes.into_iter().chain([[BATCH, 1], [1, PROMPT]]);
@@ -104,12 +110,13 @@ fn attention_case(
             let x = bf16(&data, [batch, count, HEADS, WIDTH], device);
             let data = noise(batch * slots * WIDTH, !seed);
             let window = bf16(&data, [batch, slots, WIDTH], device);
-            let compressed = (rows > 0).then(|| CachedRows {
-                rows: bf16(
-                    &noise(batch * rows * WIDTH, seed ^ 5),
-                    [batch, rows, WIDTH],
-                    device,
-                ),
+            let data = noise(batch * rows * WIDTH, seed ^ 5);
+            let all = (rows > 0).then(|| bf16(&data, [batch, rows, WIDTH], device));
+            let compressed = all.clone().map(|rows| CachedRows {
+                rows: match variant.ends_with("_paged") {
+                    true => in_pages(rows, PAGE / ratio),
+                    false => rows.into(),
+                },
                 ratio,
                 picking: picked > 0,
                 picks: (picked > 0).then(|| {
@@ -120,7 +127,7 @@ fn attention_case(
             });
             let sinks = floats(&noise(HEADS, seed ^ 6), [HEADS], device);
             let held = (x.clone(), positions.clone(), window.clone());
-            let (others, of_heads) = (compressed.clone(), sinks.clone());
+            let (others, of_heads) = (compressed.clone().zip(all), sinks.clone());
             Prepared::new(
                 move || {
                     let queries = CachedQueries {
@@ -176,7 +183,7 @@ fn composed(
     positions: Positions,
     window: Tensor<3>,
     start: usize,
-    compressed: Option<CachedRows>,
+    compressed: Option<(CachedRows, Tensor<3>)>,
     sinks: Tensor<1>,
 ) -> Tensor<4> {
     let device = x.device();
@@ -197,8 +204,8 @@ fn composed(
         bias: Tensor::zeros([batch, columns], (&device, DType::F32)),
         span: SPAN,
     };
-    let keys = compressed.map(|cached| {
-        let [_, rows, _] = cached.rows.dims();
+    let keys = compressed.map(|(cached, all)| {
+        let [_, rows, _] = all.dims();
         let hidden = |query: usize, row: usize| (row + 1) * cached.ratio > start + query + 1;
         let queries = (0..batch).flat_map(|_| 0..count);
         let bias = queries.flat_map(|query| {
@@ -206,7 +213,7 @@ fn composed(
         });
         let bias: Vec<f32> = bias.collect();
         CompressedKeys {
-            rows: cached.rows,
+            rows: all,
             bias: floats(&bias, [batch, count, rows], &device),
             picks: cached.picks,
         }

@@ -146,6 +146,7 @@ impl Layer {
             ring: last.ring,
             compressed: parts.next(),
             indexed: parts.next(),
+            pages: None,
         };
         store_step(step, self.positions.clone()).expect("arguments that fit")
     }

@@ -290,7 +290,7 @@ fn cached_attention_refuses_what_does_not_fit() {
     };
     let blocks = |width: usize, ratio: usize, queries: usize| {
         Some(CachedRows {
-            rows: f32s([1, 5, width]),
+            rows: f32s([1, 5, width]).into(),
             ratio,
             picking: true,
             picks: Some(Tensor::zeros([1, queries, 2], flex())),
@@ -389,7 +389,7 @@ fn cached_attention_refuses_tensors_of_other_devices() {
             causal: true,
         };
         let blocks = CachedRows {
-            rows: Tensor::zeros([1, 5, 6], device),
+            rows: Tensor::zeros([1, 5, 6], device).into(),
             ratio: 1,
             picking: true,
             picks: Some(Tensor::zeros([1, 2, 2], device)),

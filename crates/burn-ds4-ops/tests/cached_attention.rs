@@ -256,7 +256,7 @@ fn what_starts_beyond_the_angles_is_refused_or_not_there() {
                 causal: true,
             };
             let compressed = CachedRows {
-                rows: floats(&text.compressed(2), [2, text.rows, text.width], device),
+                rows: floats(&text.compressed(2), [2, text.rows, text.width], device).into(),
                 ratio: text.ratio,
                 picking: false,
                 picks: None,

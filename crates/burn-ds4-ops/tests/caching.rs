@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::attention::{
-    CachedQueries, CachedRows, CachedWindow, NewRows, Positions, RowRounding, WindowLayout,
-    append_rows, cached_attention,
+    CachedQueries, CachedRows, CachedWindow, NewRows, PagedRows, Positions, RowRounding,
+    WindowLayout, append_rows, cached_attention,
 };
 
 use super::attending::{Case, Sizes};
@@ -183,7 +183,7 @@ impl Text {
         &self,
         starts: &[i64],
         x: Tensor<4>,
-        rows: Tensor<3>,
+        rows: impl Into<PagedRows>,
         picks: Option<Tensor<3, Int>>,
     ) -> Tensor<4> {
         let device = x.device();
@@ -197,7 +197,7 @@ impl Text {
         starts: &[i64],
         positions: Positions,
         x: Tensor<4>,
-        rows: Tensor<3>,
+        rows: impl Into<PagedRows>,
         picks: Option<Tensor<3, Int>>,
     ) -> Tensor<4> {
         let device = x.device();
@@ -208,7 +208,7 @@ impl Text {
             causal: self.causal,
         };
         let compressed = CachedRows {
-            rows,
+            rows: rows.into(),
             ratio: self.ratio,
             picking: self.picks.is_some(),
             picks,

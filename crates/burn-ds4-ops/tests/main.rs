@@ -56,6 +56,7 @@ mod moe_shared;
 mod moe_shared_errors;
 mod norm;
 pub(crate) mod packing;
+pub(crate) mod pages;
 pub(crate) mod products;
 mod quant;
 mod quant_linear;
@@ -142,6 +143,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("moe_shared", moe_shared::CASES),
     ("moe_shared_errors", moe_shared_errors::CASES),
     ("norm", norm::CASES),
+    ("pages", pages::CASES),
     ("quant", quant::CASES),
     ("quant_linear", quant_linear::CASES),
     ("quant_linear_codes", quant_linear_codes::CASES),

@@ -106,6 +106,7 @@ impl Layer {
             indexed: self
                 .indexed
                 .map(|_| self.compression(&index, starts, index_rounding, state)),
+            pages: None,
         };
         (step, own.positions(starts, device))
     }

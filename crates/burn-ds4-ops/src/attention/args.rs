@@ -9,6 +9,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, TensorMetadata};
 
 use super::options::{RowRounding, WindowLayout};
+use crate::optional::OptionalInt;
 
 /// [`CompressedKeys`](super::CompressedKeys) as passed to a backend.
 #[derive(Clone, ExtensionType)]
@@ -55,6 +56,27 @@ pub struct SinkInputs<B: Backend> {
     pub scale: f64,
 }
 
+/// [`PagedRows`](super::PagedRows) as passed to a backend.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct PagedRows<B: Backend> {
+    /// `[batch, rows, width]`, or `[pages, rows of a page, width]`.
+    pub rows: FloatTensor<B>,
+    /// `[batch, pages of a sequence]`.
+    #[extension_type]
+    pub pages: OptionalInt<B>,
+}
+
+#[cfg(any(feature = "flex", feature = "cube"))]
+impl<B: Backend> PagedRows<B> {
+    /// Rows of a sequence.
+    pub(super) fn count(&self) -> usize {
+        let rows = self.rows.shape()[1];
+        let pages = self.pages.as_ref().map_or(1, |pages| pages.shape()[1]);
+        rows * pages
+    }
+}
+
 /// The compressed rows of a cache as passed to a backend, one for each block of `ratio` positions.
 #[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
@@ -63,8 +85,9 @@ pub enum CachedBlocks<B: Backend> {
     None,
     /// Queries attend to all rows whose blocks are complete.
     All {
-        /// `[batch, rows, width]`.
-        rows: FloatTensor<B>,
+        /// The rows.
+        #[extension_type]
+        rows: PagedRows<B>,
         /// Positions of a block.
         ratio: usize,
         /// Whether queries get the same bits as with picks that are all rows in order.
@@ -72,8 +95,9 @@ pub enum CachedBlocks<B: Backend> {
     },
     /// Queries attend to those of their picks whose blocks are complete.
     Picked {
-        /// `[batch, rows, width]`.
-        rows: FloatTensor<B>,
+        /// The rows.
+        #[extension_type]
+        rows: PagedRows<B>,
         /// `[batch, queries, picks]`.
         picks: IntTensor<B>,
         /// Positions of a block.
@@ -84,7 +108,7 @@ pub enum CachedBlocks<B: Backend> {
 impl<B: Backend> CachedBlocks<B> {
     /// The rows, if there are any, the picks among them, and the positions of a block.
     #[cfg(any(feature = "flex", feature = "cube"))]
-    pub(super) fn parts(&self) -> (Option<&FloatTensor<B>>, Option<&IntTensor<B>>, usize) {
+    pub(super) fn parts(&self) -> (Option<&PagedRows<B>>, Option<&IntTensor<B>>, usize) {
         match self {
             Self::None => (None, None, 1),
             Self::All { rows, ratio, .. } => (Some(rows), None, *ratio),
@@ -96,7 +120,7 @@ impl<B: Backend> CachedBlocks<B> {
     #[cfg(feature = "cube")]
     pub(super) fn counts(&self) -> [usize; 2] {
         let (rows, picks, _) = self.parts();
-        let all = rows.map_or(0, |rows| rows.shape()[1]);
+        let all = rows.map_or(0, PagedRows::count);
         [all, picks.map_or(all, |picks| picks.shape()[2])]
     }
 }
@@ -191,8 +215,9 @@ pub enum QueryRotation<B: Backend> {
 pub struct IndexInputs<B: Backend> {
     /// `[batch, count, heads, width]`.
     pub queries: FloatTensor<B>,
-    /// `[batch, rows, width]`.
-    pub keys: FloatTensor<B>,
+    /// The rows that get scores.
+    #[extension_type]
+    pub keys: PagedRows<B>,
     /// `[batch, count, heads]`.
     pub weights: FloatTensor<B>,
     /// Factor of the scores.
@@ -219,6 +244,9 @@ pub struct Compression<B: Backend> {
     pub angles: FloatTensor<B>,
     /// `[batch]`.
     pub start: IntTensor<B>,
+    /// Of the compressed rows: `[batch, pages of a sequence]`.
+    #[extension_type]
+    pub pages: OptionalInt<B>,
     /// Epsilon of the norm.
     pub epsilon: f64,
     /// Positions of a block.

@@ -8,12 +8,15 @@ use super::reference;
 use super::rows::RowOps;
 #[cfg(feature = "fusion")]
 use crate::attention::args::{
-    OptionalCompressionMetadata, OptionalStateMetadata, StepRowsMetadata, StoredStepMetadata,
+    OptionalCompressionMetadata, OptionalStateMetadata, PagedRowsMetadata, StepRowsMetadata,
+    StoredStepMetadata,
 };
 use crate::matmul::MatmulOps;
 use crate::norm::{NormOps, norm_rows};
 use crate::operators::prelude::*;
 use crate::optional::OptionalFloat;
+#[cfg(feature = "fusion")]
+use crate::optional::OptionalIntMetadata;
 
 operators! {
     /// Extends Burn's backends by the operators of this family.
@@ -46,7 +49,7 @@ operators! {
     /// See [`index_scores`](super::index_scores).
     #[fusion(meta = |inputs| {
         let [batch, count, _, _] = inputs.queries.shape.dims();
-        spec([batch, count, inputs.keys.shape[1]], DType::F32)
+        spec([batch, count, count_rows(&inputs.keys)], DType::F32)
     })]
     fn index_scores(#[extension_type] inputs: IndexInputs<Self>) -> FloatTensor<Self> {
         reference::index_scores::<Self>(rotated(inputs))
@@ -163,6 +166,16 @@ fn store_by_parts<B: AttentionOps>(step: StepRows<B>) -> StoredStep<B> {
         compressed: compress(step.compressed),
         indexed: compress(step.indexed),
     }
+}
+
+/// Rows of a sequence.
+#[cfg(feature = "fusion")]
+fn count_rows(paged: &PagedRowsMetadata) -> usize {
+    let pages = match &paged.pages {
+        OptionalIntMetadata::None => 1,
+        OptionalIntMetadata::Some(pages) => pages.shape[1],
+    };
+    pages * paged.rows.shape[1]
 }
 
 #[cfg(feature = "fusion")]

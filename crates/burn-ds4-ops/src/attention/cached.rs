@@ -6,6 +6,7 @@ use burn::tensor::{Int, Tensor};
 use super::args;
 use super::backend::AttentionOps;
 use super::options::{RowRounding, WindowLayout};
+use super::pages::PagedRows;
 use super::rows::Positions;
 use super::validation::{expect_rounding, expect_scale};
 use crate::OpError;
@@ -45,9 +46,9 @@ pub struct CachedWindow {
 /// Compressed key/value rows, one for each block of positions.
 #[derive(Clone, Debug)]
 pub struct CachedRows {
-    /// The rows, used as keys and as values: `[batch, rows, width]`. Row `r` stands for the `ratio`
-    /// positions from `ratio · r` on, and is visible from the last of them on.
-    pub rows: Tensor<3>,
+    /// The rows, used as keys and as values. Row `r` stands for the `ratio` positions from
+    /// `ratio · r` on, and is visible from the last of them on.
+    pub rows: PagedRows,
     /// Positions of a block.
     pub ratio: usize,
     /// Whether queries pick among the rows as soon as there are enough of them. A query then gets
@@ -310,11 +311,10 @@ fn check(
     let Some(compressed) = compressed else {
         return Ok(());
     };
-    let [_, rows, _] = compressed.rows.dims();
+    let rows = &compressed.rows;
     let expected = "none where the window is not causal";
-    expect_value(window.causal, "compressed.rows", rows, expected)?;
-    let shape = [batch, rows, width];
-    expect_tensor(("compressed.rows", &compressed.rows), dtype, shape, like)?;
+    expect_value(window.causal, "compressed.rows", rows.count(), expected)?;
+    rows.check("compressed.rows", dtype, [batch, width], like)?;
     expect_positive([("compressed.ratio", compressed.ratio)])?;
     if let Some(picks) = &compressed.picks {
         let [_, _, number] = picks.dims();
@@ -336,13 +336,11 @@ impl From<Option<CachedRows>> for args::CachedBlocks<Dispatch> {
             picks,
         } = compressed;
         // CubeCL devices panic on some operations on empty tensors.
-        let selected = picks
-            .as_ref()
-            .map_or(rows.dims()[1], |picks| picks.dims()[2]);
-        if selected.min(rows.dims()[1]) == 0 {
+        let selected = picks.as_ref().map_or(rows.count(), |picks| picks.dims()[2]);
+        if selected.min(rows.count()) == 0 {
             return Self::None;
         }
-        let rows = rows.into_dispatch();
+        let rows = rows.into();
         match picks {
             None => Self::All {
                 rows,

@@ -1,18 +1,18 @@
 //! Compressed rows, as decoding makes them.
 
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 
 use super::args::Compression;
 use super::backend::AttentionOps;
 use super::options::RowRounding;
+use super::pages::PagedRows;
 use super::rows::Positions;
 use super::validation::{expect_rounding, latest};
 use crate::OpError;
 use crate::device::is_host;
 use crate::validation::{
-    F32, FLOATS, expect_float, expect_not_negative, expect_positive, expect_shape, expect_tensor,
-    expect_value,
+    F32, FLOATS, expect_float, expect_not_negative, expect_positive, expect_tensor, expect_value,
 };
 
 /// The inputs of [`compress_rows`] at the new positions of every sequence.
@@ -46,7 +46,7 @@ pub struct CompressionOptions {
 pub struct CompressorState {
     /// Raw rows of the newest positions: f32 `[batch, slots, raw width]`.
     pub raw: Tensor<3>,
-    /// Compressed rows: `[batch, rows, width]`.
+    /// Compressed rows: `[batch, rows, width]`, or those of all pages.
     pub rows: Tensor<3>,
 }
 
@@ -69,7 +69,8 @@ pub struct CompressorState {
 /// Which blocks are complete is computed on the device. A sequence with a negative start is vacant:
 /// neither of its tensors changes. Rows of blocks that are not complete do not change either.
 ///
-/// `raw` (f32) and `rows` (f32 / f16 / bf16) are taken by value. Each is updated in place if there
+/// `raw` (f32) and `rows` (f32 / f16 / bf16; with [pages](PagedRows), those of all pages) are taken
+/// by value. Each is updated in place if there
 /// is no other reference to it, and copied otherwise.
 ///
 /// Positions beyond the angles or the rows are an error where the device's memory is the host's.
@@ -124,14 +125,16 @@ pub fn compress_rows(
     positions: Positions,
     options: CompressionOptions,
     raw: Tensor<3>,
-    rows: Tensor<3>,
+    rows: impl Into<PagedRows>,
 ) -> Result<CompressorState, OpError> {
-    check_compress(&inputs, &positions, options, &raw, &rows)?;
+    let paged = rows.into();
+    check_compress(&inputs, &positions, options, &raw, &paged)?;
+    let PagedRows { rows, pages } = paged;
     let [batch, count, _] = inputs.projections.dims();
     if batch == 0 || count == 0 {
         return Ok(CompressorState { raw, rows });
     }
-    let compression = Compression::new(inputs, positions, options);
+    let compression = Compression::new(inputs, positions, options, pages);
     let (raw, rows) =
         Dispatch::compress_rows(compression, raw.into_dispatch(), rows.into_dispatch());
     Ok(CompressorState {
@@ -145,6 +148,7 @@ impl Compression<Dispatch> {
         inputs: CompressionInputs,
         positions: Positions,
         options: CompressionOptions,
+        pages: Option<Tensor<2, Int>>,
     ) -> Self {
         let [ratio, _] = inputs.bias.dims();
         Self {
@@ -153,6 +157,7 @@ impl Compression<Dispatch> {
             norm: inputs.norm.into_dispatch(),
             angles: positions.angles.into_dispatch(),
             start: positions.start.into_dispatch(),
+            pages: pages.into(),
             epsilon: inputs.epsilon,
             ratio,
             overlap: options.overlap,
@@ -166,12 +171,13 @@ pub(super) fn check_compress(
     positions: &Positions,
     options: CompressionOptions,
     raw: &Tensor<3>,
-    rows: &Tensor<3>,
+    paged: &PagedRows,
 ) -> Result<(), OpError> {
     let [batch, count, raw_width] = inputs.projections.dims();
     let [ratio, _] = inputs.bias.dims();
     let [_, slots, _] = raw.dims();
-    let [_, available, width] = rows.dims();
+    let rows = &paged.rows;
+    let ([_, _, width], available) = (rows.dims(), paged.count());
     let series = 1 + usize::from(options.overlap);
 
     let device = rows.device();
@@ -188,7 +194,7 @@ pub(super) fn check_compress(
     expect_tensor(("bias", &inputs.bias), F32, [ratio, raw_width], like)?;
     expect_tensor(("norm", &inputs.norm), FLOATS, [width], like)?;
     expect_tensor(("raw", raw), F32, [batch, slots, raw_width], like)?;
-    expect_shape("rows", rows.dims(), [batch, available, width])?;
+    paged.check("rows", FLOATS, [batch, width], like)?;
     let history = (series * ratio - 1).max(1);
     let expected = format_args!("at least {history}, which blocks of {ratio} read back");
     expect_value(slots >= history, "slots of raw", slots, expected)?;

@@ -5,6 +5,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 use super::args::{BlockVisibility, IndexInputs, QueryRotation};
 use super::backend::AttentionOps;
+use super::pages::PagedRows;
 use super::rows::Positions;
 use super::validation::expect_scale;
 use crate::OpError;
@@ -26,7 +27,7 @@ pub struct VisibleBlocks {
 /// # Shapes and dtypes
 ///
 /// - `queries`: `[batch, queries, heads, width]`, f32 / f16 / bf16
-/// - `keys`: `[batch, rows, width]`, the same dtype
+/// - `keys`: `[batch, rows, width]` or [in pages](PagedRows), the same dtype
 /// - `weights`: `[batch, queries, heads]`, f32
 /// - `visible`: the rows that get a score, each of which stands for a block. Other rows are not
 ///   read and get [`MASKED`](super::MASKED). Without heads or channels, all scores are 0
@@ -66,7 +67,7 @@ pub struct VisibleBlocks {
 #[doc(alias = "lightning_indexer")]
 pub fn index_scores(
     queries: Tensor<4>,
-    keys: Tensor<3>,
+    keys: impl Into<PagedRows>,
     weights: Tensor<3>,
     scale: f64,
     visible: Option<VisibleBlocks>,
@@ -77,8 +78,8 @@ pub fn index_scores(
     let like = ("queries", &queries.device());
     let dtype: Accepted = ("that of `queries`", &[queries.dtype()]);
     let [batch, count, heads, width] = queries.dims();
-    let [_, rows, _] = keys.dims();
-    expect_tensor(("keys", &keys), dtype, [batch, rows, width], like)?;
+    let keys = keys.into();
+    keys.check("keys", dtype, [batch, width], like)?;
     expect_tensor(("weights", &weights), F32, [batch, count, heads], like)?;
     if let Some(VisibleBlocks { start, ratio }) = &visible {
         expect_tensor(("visible.start", start), INTEGERS, [batch], like)?;
@@ -87,7 +88,7 @@ pub fn index_scores(
     if let Some(rotation) = &rotation {
         rotation.check(batch, count, width, like)?;
     }
-    let shape = [batch, count, rows];
+    let shape = [batch, count, keys.count()];
     if heads == 0 || width == 0 || shape.contains(&0) {
         return Ok(Tensor::zeros(shape, (&queries.device(), DType::F32)));
     }
@@ -100,7 +101,7 @@ pub fn index_scores(
     };
     Ok(Tensor::from_dispatch(Dispatch::index_scores(IndexInputs {
         queries: queries.into_dispatch(),
-        keys: keys.into_dispatch(),
+        keys: keys.into(),
         weights: weights.into_dispatch(),
         scale,
         visibility,

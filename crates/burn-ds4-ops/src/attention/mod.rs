@@ -22,6 +22,7 @@ mod kernel;
 #[cfg(feature = "cube")]
 mod launch;
 mod options;
+mod pages;
 mod reference;
 mod rows;
 mod sink;
@@ -32,6 +33,7 @@ pub use cached::{CachedQueries, CachedRows, CachedWindow, NewRows, append_rows, 
 pub use compress::{CompressionInputs, CompressionOptions, CompressorState, compress_rows};
 pub use index::{VisibleBlocks, index_scores};
 pub use options::{CONTENT_BLOCK, DECODE_TOKENS, MASKED, RowRounding, WindowLayout};
+pub use pages::PagedRows;
 pub use rows::{Positions, pool, rotate, rotate_at};
 pub use sink::{CompressedKeys, WindowKeys, sink_attention, sink_probabilities};
 pub use step::{LowRankQueries, StepCompression, StepRows, StoredStep, store_step};

@@ -1,12 +1,13 @@
 //! What a decoding step does to rows before its queries attend.
 
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 
 use super::args::{self, Compression, OptionalCompression, OptionalState};
 use super::backend::AttentionOps;
 use super::cached::{NewRows, check_append};
 use super::compress::{CompressionInputs, CompressionOptions, CompressorState, check_compress};
+use super::pages::PagedRows;
 use super::rows::Positions;
 use crate::OpError;
 use crate::validation::{F32, FLOATS, expect_not_negative, expect_positive, expect_tensor};
@@ -47,6 +48,9 @@ pub struct StepRows {
     pub compressed: Option<StepCompression>,
     /// The compressor of the layer's indexer, if it has one.
     pub indexed: Option<StepCompression>,
+    /// The pages in which the rows of both compressors are, as of
+    /// [`PagedRows::pages`](super::PagedRows::pages).
+    pub pages: Option<Tensor<2, Int>>,
 }
 
 /// The results of [`store_step`].
@@ -96,7 +100,8 @@ pub struct StoredStep {
 /// let x = Tensor::from_data([[[3.0, 3.0]]], &device);
 /// let new = NewRows { x, norm, epsilon, rounding: RowRounding::None };
 /// let ring = Tensor::zeros([1, 2, 2], &device);
-/// let step = StepRows { queries, new, ring, compressed: None, indexed: None };
+/// let step = StepRows { queries, new, ring, compressed: None, indexed: None,
+///     pages: None };
 /// // Position 1 turns by 90 degrees.
 /// let angles = Tensor::from_data([[1.0, 0.0], [0.0, 1.0]], &device);
 /// let stored = store_step(step, Positions { angles, start: Tensor::from_data([1], &device) })?;
@@ -114,6 +119,7 @@ pub fn store_step(step: StepRows, positions: Positions) -> Result<StoredStep, Op
         ring,
         compressed,
         indexed,
+        pages,
     } = step;
     if new.x.dims()[..2].contains(&0) {
         return Ok(StoredStep {
@@ -123,7 +129,7 @@ pub fn store_step(step: StepRows, positions: Positions) -> Result<StoredStep, Op
             indexed: indexed.map(|part| part.state),
         });
     }
-    let part = |part| OptionalCompression::new(part, &positions);
+    let part = |part| OptionalCompression::new(part, &positions, &pages);
     let stored = Dispatch::store_step(args::StepRows {
         queries: queries.x.into_dispatch(),
         norm: queries.norm.into_dispatch(),
@@ -160,16 +166,29 @@ fn check(step: &StepRows, positions: &Positions) -> Result<(), OpError> {
         let [_, _, raw_width] = projections.dims();
         let shape = [batch, count, raw_width];
         expect_tensor(("projections", projections), F32, shape, like)?;
-        let (raw, rows) = (&part.state.raw, &part.state.rows);
-        check_compress(&part.inputs, positions, part.options, raw, rows)?;
+        let rows = PagedRows {
+            rows: part.state.rows.clone(),
+            pages: step.pages.clone(),
+        };
+        check_compress(
+            &part.inputs,
+            positions,
+            part.options,
+            &part.state.raw,
+            &rows,
+        )?;
     }
     Ok(())
 }
 
 impl OptionalCompression<Dispatch> {
-    fn new(part: Option<StepCompression>, positions: &Positions) -> Self {
+    fn new(
+        part: Option<StepCompression>,
+        positions: &Positions,
+        pages: &Option<Tensor<2, Int>>,
+    ) -> Self {
         let Some(part) = part else { return Self::None };
-        let inputs = Compression::new(part.inputs, positions.clone(), part.options);
+        let inputs = Compression::new(part.inputs, positions.clone(), part.options, pages.clone());
         Self::Some {
             inputs,
             raw: part.state.raw.into_dispatch(),

@@ -99,7 +99,10 @@ fn attended(draw: &mut Draw, mut text: Text, starts: &[i64]) {
         .map(|_| draw.index(rows))
         .collect();
     let compressed = blocks.then(|| CachedRows {
-        rows: draw.tensor(&compressed, [batch, rows, width], dtype).0,
+        rows: draw
+            .tensor(&compressed, [batch, rows, width], dtype)
+            .0
+            .into(),
         ratio,
         picking: draw.one_in(2),
         picks: text

@@ -174,7 +174,7 @@ impl Attention {
             scale: self.scale(),
         };
         let compressed = compressed.map(|(rows, picks)| CachedRows {
-            rows,
+            rows: rows.into(),
             ratio: cache.kind.ratio().unwrap_or(1),
             picking: self.indexer.is_some(),
             picks,
@@ -351,6 +351,7 @@ impl Attention {
                     let rounding = Indexer::rounding(self.quantized_cache);
                     indexer.compressor.step(projections, cache, rounding)
                 }),
+            pages: None,
         };
         let stored = ops::store_step(step_rows, positions.clone())
             .expect("a cache that was made for the model and has capacity for the step");

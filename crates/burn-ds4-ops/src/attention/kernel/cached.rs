@@ -244,7 +244,6 @@ fn compressed_group<F: Float, I: Int, P: Int, N: Size>(
     first: u32,
     end: u32,
 ) -> KvGroup {
-    let strides = &inputs.attention.strides;
     let mut group = KvGroup::new();
     #[unroll]
     for c in 0..KV_GROUP {
@@ -256,8 +255,7 @@ fn compressed_group<F: Float, I: Int, P: Int, N: Size>(
         let row = select(inside, u32::cast_from(picked), 0u32);
         let bias = inputs.row_bias(visibility, row);
         group.biases[c as usize] = select(inside, bias, MASKED);
-        group.starts[c as usize] =
-            visibility.sequence as usize * strides.rows_sequence + row as usize * strides.row;
+        group.starts[c as usize] = inputs.attention.row_start(visibility.sequence, row);
     }
     group
 }

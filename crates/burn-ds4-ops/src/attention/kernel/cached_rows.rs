@@ -105,6 +105,21 @@ impl<'a, F: Float, I: Int, P: Int> CachedRows<'a, F, I, P> {
         )
     }
 
+    /// The offset of the row that is picked. Only in pages does it have to be visible for that.
+    fn row_start(&self, pick: I, visible: bool) -> usize {
+        let attention = &self.inputs.attention;
+        let sequence = self.visibility.sequence;
+        let strides = &attention.strides;
+        let paged: ComptimeOption<usize> = attention.pages.as_ref().map(|pages| {
+            let row = pages.row(sequence, select(visible, u32::cast_from(pick), 0u32));
+            row as usize * strides.row
+        });
+        paged.unwrap_or_else(|| {
+            let row = u32::cast_from(pick) as usize * strides.row;
+            sequence as usize * strides.rows_sequence + row
+        })
+    }
+
     /// Begins to copy the rows of the cube's columns from `first` on up to `end`, as many as fit,
     /// and writes their biases, to those from `stage` on. Rows of hidden columns are zeros. `pick`
     /// is the [lane's](lane_pick).
@@ -140,8 +155,7 @@ impl<'a, F: Float, I: Int, P: Int> CachedRows<'a, F, I, P> {
             } else if column < self.end {
                 let visible_rows = I::cast_from(self.visibility.visible_rows);
                 visible = pick >= I::from_int(0) && pick < visible_rows;
-                let row = u32::cast_from(pick) as usize * strides.row;
-                let row = sequence * strides.rows_sequence + row;
+                let row = self.row_start(pick, visible);
                 address = global_address(&attention.rows) + 16 * row as u64;
                 let known = select(visible, u32::cast_from(pick), 0u32);
                 bias = self.inputs.row_bias(self.visibility, known);

@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use cubecl::std::FastDivmod;
 
+use super::pages::PageTable;
 use super::rotate::Positions;
 use crate::attention::options::MASKED;
 use crate::comptime_option::ComptimeOption;
@@ -42,7 +43,7 @@ impl IndexSizes {
         sequence as usize * self.queries_sequence + query as usize * self.queries_query
     }
 
-    /// The offset of the first row of a sequence.
+    /// The offset of the first row of a sequence, or of all pages.
     pub fn keys(&self, sequence: u32) -> usize {
         sequence as usize * self.keys_sequence
     }
@@ -54,6 +55,8 @@ pub(crate) struct IndexInputs<F: Float, P: Int, N: Size> {
     /// Queries and rows, whose vectors are contiguous.
     pub queries: Box<[Vector<F, N>]>,
     pub keys: Box<[Vector<F, N>]>,
+    /// Of the rows, where they are in pages.
+    pub pages: ComptimeOption<PageTable>,
     /// `[batch, count, heads]`.
     pub weights: Box<[f32]>,
     /// The position of the first query of each sequence, if rows are visible only from the end of
@@ -62,6 +65,19 @@ pub(crate) struct IndexInputs<F: Float, P: Int, N: Size> {
     /// The rotation of the queries, where they are not rotated yet.
     pub rotation: ComptimeOption<Positions<P>>,
     pub sizes: IndexSizes,
+}
+
+#[cube]
+impl<F: Float, P: Int, N: Size> IndexInputs<F, P, N> {
+    /// The offset of a row of a sequence, whose rows begin at `first`.
+    pub fn key(&self, first: usize, sequence: u32, row: u32) -> usize {
+        let stride = self.sizes.keys_row;
+        let paged: ComptimeOption<usize> = self
+            .pages
+            .as_ref()
+            .map(|pages| first + pages.row(sequence, row) as usize * stride);
+        paged.unwrap_or_else(|| first + row as usize * stride)
+    }
 }
 
 /// The number of rows that are visible to a query: all of them or, if the positions of first
@@ -127,7 +143,7 @@ pub(crate) fn index_kernel<F: Float, P: Int, N: Size>(
     let token = CUBE_POS_Y;
     let (heads, rows) = (sizes.heads, sizes.rows);
     let (sequence, of_sequence) = sizes.query_of(token);
-    let keys_at = sizes.keys(sequence) + min(own, rows - 1) as usize * sizes.keys_row;
+    let keys_at = inputs.key(sizes.keys(sequence), sequence, min(own, rows - 1));
     let visible = visible_rows::<P>(&inputs.start, sizes, sequence, of_sequence);
     // If none of the cube's rows is visible, none is read.
     let any_visible = CUBE_POS_X * CUBE_DIM_X < visible;

@@ -129,8 +129,10 @@ pub(crate) fn index_tiles_kernel<F: Float, P: Int>(
     if any_visible {
         let mut rows = Array::<Vector<F, Const<8>>>::new(comptime!(2 * steps as usize));
         let keys_start = sizes.keys(sequence) + group_lane as usize;
-        let low = keys_start + min(first + row, sizes.rows - 1) as usize * sizes.keys_row;
-        let high = keys_start + min(first + row + 8, sizes.rows - 1) as usize * sizes.keys_row;
+        let low = min(first + row, sizes.rows - 1);
+        let low = inputs.key(keys_start, sequence, low);
+        let high = min(first + row + 8, sizes.rows - 1);
+        let high = inputs.key(keys_start, sequence, high);
         #[unroll]
         for step in 0..comptime!(steps as usize) {
             let ahead = comptime!(4 * step);

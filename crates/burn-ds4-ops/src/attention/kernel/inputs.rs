@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use cubecl::std::FastDivmod;
 
+use super::pages::{PageTable, row_start};
 use crate::caps::Target;
 use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::read_ordered;
@@ -89,6 +90,8 @@ pub(crate) struct AttentionInputs<F: Float, I: Int, N: Size> {
     pub rows: Box<[Vector<F, N>]>,
     /// The compressed rows of each query. Without it, all queries have the first ones.
     pub picks: ComptimeOption<Box<[I]>>,
+    /// Of compressed rows, where they are in pages.
+    pub pages: ComptimeOption<PageTable>,
     pub sinks: Box<[f32]>,
     pub shape: AttentionShape,
     pub strides: AttentionStrides,
@@ -98,6 +101,18 @@ pub(crate) struct AttentionInputs<F: Float, I: Int, N: Size> {
 
 #[cube]
 impl<F: Float, I: Int, N: Size> AttentionInputs<F, I, N> {
+    /// The offset of a compressed row that a sequence has.
+    pub fn row_start(&self, sequence: u32, row: u32) -> usize {
+        let strides = &self.strides;
+        row_start(
+            &self.pages,
+            sequence,
+            row,
+            strides.rows_sequence,
+            strides.row,
+        )
+    }
+
     /// A query's compressed row number `index`, which may be out of range.
     pub fn pick(&self, token: u32, index: u32) -> I {
         let at = token as usize * self.shape.selected as usize + index as usize;

@@ -13,6 +13,7 @@ mod heads;
 mod index;
 mod index_tiles;
 mod inputs;
+mod pages;
 mod pool;
 mod rotate;
 mod row;
@@ -39,6 +40,7 @@ pub(super) use inputs::{
     AttentionInputsLaunch, AttentionShapeLaunch, AttentionStridesLaunch, KV_GROUP,
     PartialOutputLaunch, SinkBlueprint,
 };
+pub(super) use pages::PageTableLaunch;
 pub(super) use pool::{PoolSizesLaunch, SlotStridesLaunch, pool_kernel};
 pub(super) use rotate::{
     AngleTableLaunch, GivenAnglesLaunch, PositionsLaunch, RotationSizesLaunch, RowAnglesLaunch,

@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use super::append::{Appender, append};
 use super::compress::{CompressBlueprint, Compressor, compress};
+use super::pages::PageTable;
 use super::rotate::Positions;
 use super::row::RowBlueprint;
 use crate::comptime_option::ComptimeOption;
@@ -43,6 +44,7 @@ pub(crate) struct StepQueries<F: Float, N: Size> {
 #[allow(clippy::collapsible_if)]
 pub(crate) fn step_kernel<F: Float, W: Float, R: Float, I: Int, N: Size, M: Size>(
     positions: &Positions<I>,
+    pages: &ComptimeOption<PageTable>,
     queries: &mut StepQueries<F, N>,
     queries_norm: ComptimeOption<&[Vector<W, M>]>,
     appender: &mut Appender<F, R, W>,
@@ -56,7 +58,7 @@ pub(crate) fn step_kernel<F: Float, W: Float, R: Float, I: Int, N: Size, M: Size
         if CUBE_POS_X == 0 {
             let mut compressor = compressed.unwrap();
             let own = comptime!(blueprint.compressed.unwrap());
-            compress::<R, W, I>(&mut compressor, positions, sequence, 0u32, own);
+            compress::<R, W, I>(&mut compressor, positions, pages, sequence, 0u32, own);
         }
     }
     let compressor_cubes = comptime!(blueprint.compressor_cubes());
@@ -64,7 +66,7 @@ pub(crate) fn step_kernel<F: Float, W: Float, R: Float, I: Int, N: Size, M: Size
         if CUBE_POS_X == comptime!(compressor_cubes - 1) {
             let mut compressor = indexed.unwrap();
             let own = comptime!(blueprint.indexed.unwrap());
-            compress::<R, W, I>(&mut compressor, positions, sequence, 0u32, own);
+            compress::<R, W, I>(&mut compressor, positions, pages, sequence, 0u32, own);
         }
     }
     if CUBE_POS_X >= compressor_cubes {

@@ -117,7 +117,7 @@ pub(in crate::attention) fn can_attend_cached(
     blocks: &CachedBlocks<CubeBackend>,
 ) -> bool {
     let [batch, count, heads, _] = queries.x.shape().dims();
-    let rows = blocks.parts().0.unwrap_or(window);
+    let rows = blocks.parts().0.map_or(window, |rows| &rows.rows);
     // The output of KV splits grows with the queries: for many of a sequence, it would not fit.
     count <= DECODE_TOKENS
         && batch * count <= MAX_CUBES
@@ -159,7 +159,7 @@ pub(in crate::attention) fn cached_attention(
     window: CubeTensor,
     blocks: CachedBlocks<CubeBackend>,
 ) -> CubeTensor {
-    let rows = blocks.parts().0.unwrap_or(&window);
+    let rows = blocks.parts().0.map_or(&window, |rows| &rows.rows);
     let plan = CachedPlan::new(&queries, [&window, rows], &blocks);
     let plan = plan.expect("checked by can_attend_cached");
     let CachedPlan {

@@ -1,5 +1,6 @@
 //! Launches of the compressor.
 
+use super::pages::Pages;
 use super::tensors::{Positions, stride};
 use crate::attention::args::Compression;
 use crate::attention::kernel::{
@@ -70,22 +71,30 @@ pub(in crate::attention) fn can_compress(
     let [batch, count, raw_width] = inputs.projections.shape().dims();
     let [known, rotated] = inputs.angles.shape().dims();
     let [_, slots, _] = raw.shape().dims();
-    let [_, available, width] = rows.shape().dims();
+    let ([_, _, width], available) = (rows.shape().dims(), available(inputs, rows));
     rotated > 0
         && batch <= MAX_CUBES
         && is_float(rows.dtype)
         && is_float(inputs.norm.dtype)
         && is_wide_int(inputs.start.dtype)
         && fits_i32(Some(slots.max(available).max(raw_width)))
+        && fits_i32(rows.shape()[0].checked_mul(rows.shape()[1]))
         && fits_i32(known.checked_add(count))
         && fits_i32(inputs.ratio.checked_mul(4))
         && Caps::of(&rows.client).fits_shared((2 * width + ROW_UNITS as usize) * F32_BYTES)
         && blueprint(&rows.client, inputs, width).is_some()
 }
 
+/// Compressed rows of a sequence.
+fn available(inputs: &Compression<CubeBackend>, rows: &CubeTensor) -> usize {
+    let pages = inputs.pages.as_ref().map_or(1, |pages| pages.shape()[1]);
+    pages * rows.shape()[1]
+}
+
 /// The arguments of the kernels that run a compressor.
 pub(super) struct CompressArguments {
     pub blueprint: CompressBlueprint,
+    pub pages: Option<Pages>,
     sizes: CompressSizesLaunch,
     projections: CubeTensor,
     bias: CubeTensor,
@@ -100,7 +109,12 @@ impl CompressArguments {
     pub(super) fn new(inputs: Compression<CubeBackend>, raw: CubeTensor, rows: CubeTensor) -> Self {
         let [_, count, _] = inputs.projections.shape().dims();
         let [_, slots, _] = raw.shape().dims();
-        let [_, available, width] = rows.shape().dims();
+        let ([_, _, width], available) = (rows.shape().dims(), available(&inputs, &rows));
+        let pages = Pages::new(&inputs.pages, &rows);
+        let rows = match pages {
+            None => rows,
+            Some(_) => into_contiguous(rows),
+        };
         let blueprint = blueprint(&rows.client, &inputs, width).expect("checked by can_compress");
         let [raw, rows] = [raw, rows].map(|tensor| writable(with_contiguous_rows(tensor)));
         let projections = with_contiguous_rows(inputs.projections);
@@ -120,6 +134,7 @@ impl CompressArguments {
         );
         Self {
             blueprint,
+            pages,
             sizes,
             projections,
             bias,
@@ -176,6 +191,7 @@ pub(in crate::attention) fn compress_rows(
     let address = arguments
         .address_type()
         .max(address_type([&positions.angles]));
+    let pages = arguments.pages.clone();
     let (compressor, state) = arguments.launch();
     // SAFETY: a vacant sequence, whose start is not in the table, is read as if at the start of it
     // and writes nothing; for blocks that are not complete or not among the rows, nothing is read
@@ -187,6 +203,7 @@ pub(in crate::attention) fn compress_rows(
             CubeDim::new_2d(blueprint.row.partition.plane, blueprint.row.planes),
             address,
             positions.arg(),
+            pages.as_ref().map(Pages::arg).into(),
             compressor,
             blueprint,
             dtypes,

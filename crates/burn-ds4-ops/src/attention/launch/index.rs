@@ -1,5 +1,6 @@
 //! Launches of the indexer's scores.
 
+use super::pages::Pages;
 use super::rows::can_rotate_at;
 use super::tensors::{Positions, stride};
 use crate::attention::args::{BlockVisibility, IndexInputs, QueryRotation};
@@ -28,8 +29,9 @@ pub(in crate::attention) fn can_score(inputs: &IndexInputs<CubeBackend>) -> bool
         }
     };
     let [batch, count, heads, width] = queries.shape().dims();
-    let [_, rows, _] = keys.shape().dims();
-    fits && is_float(queries.dtype)
+    let rows = keys.count();
+    fits && keys.fits()
+        && is_float(queries.dtype)
         && width <= MAX_INDEX_WIDTH
         && batch * count <= MAX_CUBES
         && rows.div_ceil(INDEX_TILE_ROWS as usize) <= MAX_CUBES
@@ -47,10 +49,12 @@ pub(in crate::attention) fn index_scores(inputs: IndexInputs<CubeBackend>) -> Cu
     } = inputs;
     let client = queries.client.clone();
     let [batch, count, heads, width] = queries.shape().dims();
-    let [_, rows, _] = keys.shape().dims();
+    let (rows, pages) = (keys.count(), Pages::new(&keys.pages, &keys.rows));
+    let at_once = is_at_once(&queries, rows);
+    let keys = keys.laid_out();
     // The order of a sum must not depend on the layout of the rows.
     let size = row_vector_size([&queries, &keys], width);
-    let (tiles, at_once) = (has_tiles(&queries, &keys), is_at_once(&queries, &keys));
+    let tiles = has_tiles(&queries, &keys);
     let rotation = match rotation {
         QueryRotation::None => None,
         QueryRotation::At { angles, start } => Some(Positions::new(angles, start)),
@@ -72,7 +76,8 @@ pub(in crate::attention) fn index_scores(inputs: IndexInputs<CubeBackend>) -> Cu
         vectors(&queries, 0),
         vectors(&queries, 1),
         vectors(&queries, 2),
-        vectors(&keys, 0),
+        // Pages are of any sequence.
+        pages.as_ref().map_or_else(|| vectors(&keys, 0), |_| 0),
         vectors(&keys, 1),
     );
     let tokens = (batch * count) as u32;
@@ -100,7 +105,7 @@ pub(in crate::attention) fn index_scores(inputs: IndexInputs<CubeBackend>) -> Cu
                 cubes(INDEX_TILE_ROWS),
                 CubeDim::new_2d(32, INDEX_PLANES),
                 address,
-                inputs_arg(tensors, start, rotation, sizes),
+                inputs_arg(tensors, pages.as_ref(), start, rotation, sizes),
                 result.clone().into_buffer_arg(),
                 blueprint,
                 dtypes,
@@ -116,7 +121,7 @@ pub(in crate::attention) fn index_scores(inputs: IndexInputs<CubeBackend>) -> Cu
             CubeDim::new_2d(INDEX_UNITS, INDEX_PLANES),
             address,
             size,
-            inputs_arg(tensors, start, None, sizes),
+            inputs_arg(tensors, pages.as_ref(), start, None, sizes),
             result.clone().into_buffer_arg(),
             (width / size) as u32,
             INDEX_UNITS,
@@ -128,6 +133,7 @@ pub(in crate::attention) fn index_scores(inputs: IndexInputs<CubeBackend>) -> Cu
 
 fn inputs_arg<F: Float, P: Int, N: Size>(
     [queries, keys, weights]: [CubeTensor; 3],
+    pages: Option<&Pages>,
     start: Option<CubeTensor>,
     rotation: Option<Positions>,
     sizes: IndexSizesLaunch,
@@ -135,6 +141,7 @@ fn inputs_arg<F: Float, P: Int, N: Size>(
     IndexInputsLaunch::new(
         queries.into_buffer_arg(),
         keys.into_buffer_arg(),
+        pages.map(Pages::arg).into(),
         weights.into_buffer_arg(),
         start.map(CubeTensor::into_buffer_arg).into(),
         rotation.map(|of| of.arg()).into(),
@@ -143,9 +150,9 @@ fn inputs_arg<F: Float, P: Int, N: Size>(
 }
 
 /// Whether all cubes request everything at once.
-fn is_at_once(queries: &CubeTensor, keys: &CubeTensor) -> bool {
+fn is_at_once(queries: &CubeTensor, rows: usize) -> bool {
     let [batch, count, _, _] = queries.shape().dims();
-    let cubes = keys.shape()[1].div_ceil(INDEX_TILE_ROWS as usize) * batch * count;
+    let cubes = rows.div_ceil(INDEX_TILE_ROWS as usize) * batch * count;
     cubes <= MAX_CUBES_AT_ONCE * Caps::of(&queries.client).processors as usize
 }
 
@@ -161,8 +168,8 @@ pub(in crate::attention) fn rotates(inputs: &IndexInputs<CubeBackend>) -> bool {
         BlockVisibility::From { start: own, .. } => own.dtype == start.dtype,
     };
     alike
-        && has_tiles(queries, keys)
-        && is_at_once(queries, keys)
+        && has_tiles(queries, &keys.rows)
+        && is_at_once(queries, keys.count())
         && can_rotate_at(queries, angles, start)
         && angles.shape()[1].is_multiple_of(8)
 }

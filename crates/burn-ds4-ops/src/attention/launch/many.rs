@@ -43,7 +43,7 @@ impl Blueprint {
         window: &CubeTensor,
         blocks: &CachedBlocks<CubeBackend>,
     ) -> Option<Self> {
-        let rows = blocks.parts().0.unwrap_or(window);
+        let rows = blocks.parts().0.map_or(window, |rows| &rows.rows);
         let (width, rotated) = (queries.x.shape()[3], queries.angles.shape()[1]);
         let fits = queries.x.shape()[1] > DECODE_TOKENS
             && fits_cached(queries, window, blocks)

@@ -5,6 +5,7 @@ mod cached;
 mod compress;
 mod index;
 mod many;
+mod pages;
 mod rows;
 mod sink;
 mod splits;

@@ -4,6 +4,7 @@ use burn::backend::ops::FloatTensorOps;
 
 use super::append::{AppendArguments, can_append};
 use super::compress::{CompressArguments, F32_BYTES, ROW_UNITS, can_compress};
+use super::pages::Pages;
 use crate::attention::args::{
     Compression, OptionalCompression, OptionalState, StepRows, StoredStep,
 };
@@ -41,7 +42,8 @@ pub(in crate::attention) fn can_store(step: &StepRows<CubeBackend>) -> bool {
     let new = &step.new;
     let widths = compressors(step).map(|(_, [_, rows])| rows.shape()[2]);
     let words = 2 * (width + widths.sum::<usize>()) + SUMS;
-    let bindings = BUFFERS + COMPRESSOR_BUFFERS * compressors(step).count();
+    let paged = compressors(step).any(|(inputs, _)| inputs.pages.as_ref().is_some());
+    let bindings = BUFFERS + COMPRESSOR_BUFFERS * compressors(step).count() + usize::from(paged);
     is_float(step.queries.dtype)
         && step.queries.dtype == new.x.dtype
         && step.norm.dtype == new.norm.dtype
@@ -77,6 +79,8 @@ pub(in crate::attention) fn store_step(step: StepRows<CubeBackend>) -> StoredSte
         .fold(address_type([&norm.x]), Ord::max)
         .max(append.address_type());
     let queries = norm.output;
+    let parts = [&compressed, &indexed].into_iter().flatten();
+    let pages = parts.filter_map(|part| part.pages.clone()).next();
     let (compressed, compressed_state) = compressed.map(CompressArguments::launch).unzip();
     let (indexed, indexed_state) = indexed.map(CompressArguments::launch).unzip();
     // SAFETY: rows and vectors of queries past the end are read as others and not written; there is
@@ -92,6 +96,7 @@ pub(in crate::attention) fn store_step(step: StepRows<CubeBackend>) -> StoredSte
             norm.size,
             norm.weight_size,
             append.positions.arg(),
+            pages.as_ref().map(Pages::arg).into(),
             StepQueriesLaunch::new(
                 norm.x.into_buffer_arg(),
                 queries.clone().into_buffer_arg(),

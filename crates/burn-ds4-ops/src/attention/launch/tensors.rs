@@ -1,6 +1,7 @@
 //! What kernels of attention read, on the side of the host.
 
-use crate::attention::args::{CachedBlocks, CompressedRows, Queries, SinkInputs};
+use super::pages::Pages;
+use crate::attention::args::{CachedBlocks, CompressedRows, PagedRows, Queries, SinkInputs};
 use crate::attention::kernel::{
     AngleTableLaunch, AttentionInputsLaunch, AttentionShapeLaunch, AttentionStridesLaunch,
     CacheLayoutLaunch, CachedInputsLaunch, MasksLaunch, PositionsLaunch, SlotStridesLaunch,
@@ -53,10 +54,11 @@ pub(super) fn fits_cached(
 ) -> bool {
     let count = queries.x.shape()[1];
     let [known, rotated] = queries.angles.shape().dims();
-    let (_, picks, ratio) = blocks.parts();
+    let (rows, picks, ratio) = blocks.parts();
     let [available, selected] = blocks.counts();
     let slots = window.shape()[1];
     rotated > 0
+        && rows.is_none_or(PagedRows::fits)
         && fits_i32(Some(available.max(selected).max(ratio)))
         && fits_i32(slots.checked_mul(2))
         && fits_i32(known.checked_add(count))
@@ -71,6 +73,7 @@ pub(super) struct CachedTensors {
     pub window: CubeTensor,
     pub rows: CubeTensor,
     picks: Option<CubeTensor>,
+    pages: Option<Pages>,
     pub sinks: CubeTensor,
     pub positions: Positions,
     /// Biases of the window and of compressed rows, in place of positions.
@@ -102,7 +105,11 @@ impl CachedTensors {
             available,
             selected,
             // Without compressed rows, kernels read none of these.
-            rows: with_vectors(rows.unwrap_or(&window).clone(), size),
+            pages: rows.and_then(|rows| Pages::new(&rows.pages, &rows.rows)),
+            rows: with_vectors(
+                rows.map_or(window.clone(), |rows| rows.clone().laid_out()),
+                size,
+            ),
             picks: picks.cloned().map(into_contiguous),
             queries: with_vectors(queries.x, size),
             window: with_vectors(window, size),
@@ -136,6 +143,7 @@ impl CachedTensors {
             selected: picks.as_ref().map_or(available, |picks| picks.shape()[2]),
             rows: with_vectors(rows, size),
             picks: picks.map(into_contiguous),
+            pages: None,
             queries: with_vectors(inputs.queries, size),
             window: with_vectors(inputs.window, size),
             sinks: into_contiguous(inputs.sinks),
@@ -182,6 +190,7 @@ impl CachedTensors {
             self.window.clone().into_buffer_arg(),
             self.rows.clone().into_buffer_arg(),
             self.picks.clone().map(CubeTensor::into_buffer_arg).into(),
+            self.pages.as_ref().map(Pages::arg).into(),
             self.sinks.clone().into_buffer_arg(),
             AttentionShapeLaunch::new(
                 count as u32,

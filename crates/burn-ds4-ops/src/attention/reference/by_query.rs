@@ -7,10 +7,12 @@ use std::ops::Range;
 use super::cached::{CachedOps, Prepared, cached_attention};
 use super::index::{index_scores, scored_positions};
 use crate::attention::args::{
-    BlockVisibility, CachedBlocks, CompressedRows, IndexInputs, Queries, QueryRotation, SinkInputs,
+    BlockVisibility, CachedBlocks, CompressedRows, IndexInputs, PagedRows, Queries, QueryRotation,
+    SinkInputs,
 };
 use crate::attention::options::MASKED;
 use crate::matmul::MatmulOps;
+use crate::optional::OptionalInt;
 use crate::reference::prelude::*;
 
 /// See [`cached_attention`](crate::attention::cached_attention).
@@ -55,10 +57,10 @@ pub(in crate::attention) fn index_scores_by_query<B: MatmulOps>(
         ..
     } = inputs;
     let [batch, count, _, _] = queries.shape().dims();
-    let [_, rows, _] = keys.shape().dims();
+    let rows = keys.count();
     let visible = visible_blocks::<B>(start, scored_positions(count), count, rows, ratio);
     let shape = Shape::new([batch, count, rows]);
-    let mut scores = B::float_full(shape, MASKED.into(), &keys.device(), FloatDType::F32);
+    let mut scores = B::float_full(shape, MASKED.into(), &queries.device(), FloatDType::F32);
     for (at, visible) in visible.into_iter().enumerate().filter(|(_, n)| *n > 0) {
         let (sequence, query) = (at / count, at % count);
         let sequence = sequence..sequence + 1;
@@ -68,7 +70,10 @@ pub(in crate::attention) fn index_scores_by_query<B: MatmulOps>(
         let query = query..query + 1;
         let seen = index_scores::<B>(IndexInputs {
             queries: own(&queries, query.clone()),
-            keys: own(&keys, 0..visible),
+            keys: PagedRows {
+                rows: keys.first(at / count, visible),
+                pages: OptionalInt::None,
+            },
             weights: own(&weights, query.clone()),
             scale: inputs.scale,
             visibility: BlockVisibility::All,
@@ -97,8 +102,10 @@ impl<B: MatmulOps> SinkInputs<B> {
 
 /// The compressed rows that each query sees, known to the host.
 struct SeenRows<B: Backend> {
-    /// `[batch, rows, width]`, if there are any.
-    rows: Option<FloatTensor<B>>,
+    /// If there are any.
+    rows: Option<PagedRows<B>>,
+    /// The pages of all sequences, if rows are in some.
+    pages: Option<Vec<i64>>,
     /// Visible rows of each query.
     visible: Vec<usize>,
     /// Those that each query picks, in their order, if not all.
@@ -108,14 +115,13 @@ struct SeenRows<B: Backend> {
 impl<B: Backend> SeenRows<B> {
     fn new(blocks: &CachedBlocks<B>, start: IntTensor<B>, known: usize, count: usize) -> Self {
         let (rows, picks, ratio) = blocks.parts();
-        let available = rows.map_or(0, |rows| rows.shape()[1]);
+        let available = rows.map_or(0, PagedRows::count);
+        let pages = rows.and_then(|rows| rows.pages.as_ref());
         Self {
             rows: rows.cloned(),
+            pages: pages.map(read::<B>),
             visible: visible_blocks::<B>(start, known, count, available, ratio),
-            picks: picks.cloned().map(|picks| {
-                let picks = read_sync(B::int_into_data(picks)).expect("picks that can be read");
-                picks.iter::<i64>().collect()
-            }),
+            picks: picks.map(read::<B>),
         }
     }
 
@@ -125,20 +131,28 @@ impl<B: Backend> SeenRows<B> {
         let Some(rows) = self.rows.clone().filter(|_| visible > 0) else {
             return CompressedRows::None;
         };
-        let rows = slice::<B>(rows, 0, sequence..sequence + 1);
-        let rows = slice::<B>(rows, 1, 0..visible);
         let rows = match &self.picks {
-            None => rows,
+            None => rows.first(sequence, visible),
             Some(picks) => {
                 let number = picks.len() / self.visible.len();
                 let picks = &picks[query * number..(query + 1) * number];
                 let range = 0..visible as i64;
                 let picks = picks.iter().filter(|pick| range.contains(pick));
-                let picks: Vec<i32> = picks.map(|pick| *pick as i32).collect();
+                let [all, of_page, width] = rows.rows.shape().dims();
+                let at = picks.map(|pick| match &self.pages {
+                    None => (sequence * of_page) as i64 + pick,
+                    Some(pages) => {
+                        let (page, of_page) = (*pick as usize / of_page, of_page as i64);
+                        let own = pages.len() / rows.pages.as_ref().map_or(1, |own| own.shape()[0]);
+                        pages[sequence * own + page] * of_page + pick % of_page
+                    }
+                });
+                let picks: Vec<i32> = at.map(|at| at as i32).collect();
                 if picks.is_empty() {
                     return CompressedRows::None;
                 }
                 let number = picks.len();
+                let rows = reshape::<B>(rows.rows, [1, all * of_page, width]);
                 let picks = B::int_from_data(TensorData::new(picks, [number]), &rows.device());
                 B::float_select(rows, 1, picks)
             }
@@ -159,11 +173,16 @@ fn visible_blocks<B: Backend>(
     rows: usize,
     ratio: usize,
 ) -> Vec<usize> {
-    let starts = read_sync(B::int_into_data(start)).expect("starts that can be read");
-    let starts = starts.iter::<i64>().flat_map(|start| {
+    let starts = read::<B>(&start).into_iter().flat_map(|start| {
         let start = usize::try_from(start).ok().filter(|start| *start < known);
         (0..count)
             .map(move |query| start.map_or(0, |start| ((start + query + 1) / ratio).min(rows)))
     });
     starts.collect()
+}
+
+/// What a tensor in the host's memory has.
+fn read<B: Backend>(tensor: &IntTensor<B>) -> Vec<i64> {
+    let data = read_sync(B::int_into_data(tensor.clone())).expect("numbers that can be read");
+    data.iter::<i64>().collect()
 }

@@ -48,15 +48,16 @@ pub(in crate::attention) fn cached_attention<B: CachedOps>(
     }
     let compressed = match blocks {
         CachedBlocks::None => CompressedRows::None,
-        CachedBlocks::All { rows, ratio, .. } => CompressedRows::Shared {
-            bias: prepared.block_bias(rows.shape()[1], ratio),
-            rows,
-        },
-        CachedBlocks::Picked { rows, picks, ratio } => CompressedRows::Picked {
-            bias: prepared.block_bias(rows.shape()[1], ratio),
-            rows,
-            picks,
-        },
+        CachedBlocks::All { rows, ratio, .. } => {
+            let rows = rows.in_order();
+            let bias = prepared.block_bias(rows.shape()[1], ratio);
+            CompressedRows::Shared { rows, bias }
+        }
+        CachedBlocks::Picked { rows, picks, ratio } => {
+            let rows = rows.in_order();
+            let bias = prepared.block_bias(rows.shape()[1], ratio);
+            CompressedRows::Picked { rows, bias, picks }
+        }
     };
     let inputs = prepared.inputs.clone();
     let output = attend(SinkInputs {

@@ -1,6 +1,7 @@
 //! Compressed rows. All indices that a step needs are computed here, from the starts of the
 //! sequences.
 
+use super::pages::located;
 use super::positions::{NewPositions, flat, round};
 use crate::attention::args::Compression;
 use crate::attention::rows::{RowOps, rotation};
@@ -42,6 +43,7 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
         let [batch, count, _] = inputs.projections.shape().dims();
         let [_, slots, _] = raw.shape().dims();
         let [_, rows, width] = rows.shape().dims();
+        let pages = inputs.pages.as_ref().map_or(1, |pages| pages.shape()[1]);
         let known = inputs.angles.shape()[0];
         Self {
             inputs,
@@ -51,7 +53,7 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
             width,
             series: 1 + usize::from(inputs.overlap),
             slots,
-            rows,
+            rows: pages * rows,
         }
     }
 
@@ -173,8 +175,33 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
             let partial = B::int_lower_equal(complete, number, mask_dtype);
             let old = B::bool_or(B::bool_or(out, partial), vacant);
             let row = slice::<B>(compressed.clone(), 1, from..from + count);
-            rows = self.positions.put(rows, index, row, old);
+            rows = self.put(rows, index, row, old);
         }
         rows
+    }
+
+    /// [`NewPositions::put`], in pages where there are some.
+    fn put(
+        &self,
+        rows: FloatTensor<B>,
+        numbers: IntTensor<B>,
+        row: FloatTensor<B>,
+        old: BoolTensor<B>,
+    ) -> FloatTensor<B> {
+        let Some(pages) = self.inputs.pages.as_ref() else {
+            return self.positions.put(rows, numbers, row, old);
+        };
+        let shape = rows.shape();
+        let [all, of_page, width] = shape.dims();
+        let [batch, count] = numbers.shape().dims();
+        let at = located::<B>(pages.clone(), of_page, numbers);
+        // As of one sequence.
+        let rows = self.positions.put(
+            reshape::<B>(rows, [1, all * of_page, width]),
+            int_reshape::<B>(at, [1, batch * count]),
+            reshape::<B>(row, [1, batch * count, width]),
+            bool_reshape::<B>(old, [1, batch * count]),
+        );
+        B::float_reshape(rows, shape)
     }
 }

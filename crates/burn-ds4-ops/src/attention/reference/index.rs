@@ -8,7 +8,7 @@ use crate::reference::prelude::*;
 
 /// Scores queries as they are.
 pub(in crate::attention) fn index_scores<B: MatmulOps>(inputs: IndexInputs<B>) -> FloatTensor<B> {
-    let scores = all_scores::<B>(inputs.queries, inputs.keys, inputs.weights);
+    let scores = all_scores::<B>(inputs.queries, inputs.keys.in_order(), inputs.weights);
     let scores = B::float_mul_scalar(scores, inputs.scale.into());
     let BlockVisibility::From { start, ratio } = inputs.visibility else {
         return scores;

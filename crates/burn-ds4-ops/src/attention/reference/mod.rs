@@ -10,6 +10,7 @@ mod by_query;
 mod cached;
 mod compress;
 mod index;
+mod pages;
 mod positions;
 mod sink;
 

@@ -138,7 +138,12 @@ impl RowSource {
             let visible = row != u32::MAX;
             let row = select(visible, row, 0u32) as usize;
             if first + own + ahead >= self.span {
-                let start = sequence * strides.rows_sequence + row * strides.row;
+                let paged: ComptimeOption<usize> = attention.pages.as_ref().map(|pages| {
+                    let of = self.visibility.sequence;
+                    pages.row(of, row as u32) as usize * strides.row
+                });
+                let start =
+                    paged.unwrap_or_else(|| sequence * strides.rows_sequence + row * strides.row);
                 let from = start as u32 + chunk;
                 #[unroll]
                 for tile in 0..comptime!(blueprint.tiles()) {

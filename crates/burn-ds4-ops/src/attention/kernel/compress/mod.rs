@@ -5,6 +5,7 @@ mod slots;
 
 use cubecl::prelude::*;
 
+use super::pages::PageTable;
 use super::rotate::Positions;
 use super::row::{RowBlueprint, RowNorm, RowPlace, RowStorage, store};
 use crate::intrinsics::modulo;
@@ -73,12 +74,20 @@ pub(crate) struct Compressor<R: Float, W: Float> {
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
     positions: &Positions<I>,
+    pages: &ComptimeOption<PageTable>,
     mut compressor: Compressor<R, W>,
     #[comptime] blueprint: CompressBlueprint,
     #[define(R, W, I)] _dtypes: [ElemType; 3],
 ) {
     let sequence = CUBE_POS_Y as usize;
-    compress::<R, W, I>(&mut compressor, positions, sequence, CUBE_POS_X, blueprint);
+    compress::<R, W, I>(
+        &mut compressor,
+        positions,
+        pages,
+        sequence,
+        CUBE_POS_X,
+        blueprint,
+    );
 }
 
 /// Stores the raw rows of a sequence's new positions, and the rows of the blocks that they
@@ -98,6 +107,7 @@ pub(crate) fn compress_kernel<R: Float, W: Float, I: Int>(
 pub(super) fn compress<R: Float, W: Float, I: Int>(
     compressor: &mut Compressor<R, W>,
     positions: &Positions<I>,
+    pages: &ComptimeOption<PageTable>,
     sequence: usize,
     cube: u32,
     #[comptime] blueprint: CompressBlueprint,
@@ -151,10 +161,19 @@ pub(super) fn compress<R: Float, W: Float, I: Int>(
             channel += units;
         }
 
+        let angle = table.at::<u32>(block * ratio, 0u32);
+        let row_stride = compressor.sizes.rows_row;
+        let paged: ComptimeOption<usize> = pages.as_ref().map(|pages| {
+            let row = pages.row(sequence as u32, select(complete, block, 0u32));
+            row as usize * row_stride
+        });
+        let to = paged.unwrap_or_else(|| {
+            sequence * compressor.sizes.rows_sequence
+                + select(complete, block, 0u32) as usize * row_stride
+        });
         let place = RowPlace {
-            angle: table.at::<u32>(block * ratio, 0u32),
-            to: sequence * compressor.sizes.rows_sequence
-                + select(complete, block, 0u32) as usize * compressor.sizes.rows_row,
+            angle,
+            to,
             write: complete,
         };
         store::<R, W>(
