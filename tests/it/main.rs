@@ -16,6 +16,7 @@ mod fuzz;
 mod gated_delta_net;
 mod golden;
 mod layer_goldens;
+mod pages;
 mod pairs;
 mod pipeline;
 mod precision;

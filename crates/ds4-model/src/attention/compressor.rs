@@ -1,8 +1,8 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::attention::{
-    self as ops, CompressionInputs, CompressionOptions, CompressorState, Positions, RowRounding,
+    self as ops, CompressionInputs, CompressionOptions, PagedRows, Positions, RowRounding,
     StepCompression,
 };
 use burn_ds4_ops::quant;
@@ -103,10 +103,7 @@ impl Compressor {
                 overlap: self.overlap,
                 rounding,
             },
-            state: CompressorState {
-                raw: cache.raw.take(),
-                rows: cache.rows.take(),
-            },
+            state: cache.take(),
         }
     }
 
@@ -117,6 +114,7 @@ impl Compressor {
         projections: Tensor<3>,
         positions: Positions,
         cache: &mut CompressedCache,
+        pages: Option<&Tensor<2, Int>>,
         rounding: RowRounding,
     ) {
         let StepCompression {
@@ -124,7 +122,11 @@ impl Compressor {
             options,
             state,
         } = self.step(projections, cache, rounding);
-        let stored = ops::compress_rows(inputs, positions, options, state.raw, state.rows);
+        let rows = PagedRows {
+            rows: state.rows,
+            pages: pages.cloned(),
+        };
+        let stored = ops::compress_rows(inputs, positions, options, state.raw, rows);
         cache.put(stored.expect("a cache that was made for the model and has capacity"));
     }
 }

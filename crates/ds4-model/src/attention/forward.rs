@@ -3,7 +3,7 @@
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::attention::{
     self as ops, CONTENT_BLOCK, CachedQueries, CachedRows, CachedWindow, CompressedKeys,
-    LowRankQueries, NewRows, Positions, RowRounding, StepRows, WindowKeys, WindowLayout,
+    LowRankQueries, NewRows, PagedRows, Positions, RowRounding, StepRows, WindowKeys, WindowLayout,
 };
 use burn_ds4_ops::{device::is_host, quant};
 
@@ -124,7 +124,8 @@ impl Attention {
         cache: &LayerCache,
         trace: &Trace,
     ) -> Tensor<4> {
-        let rows = cache.compressed.as_ref().map(|cache| cache.rows.all());
+        let compressed = cache.compressed.as_ref();
+        let rows = compressed.map(|cache| cache.first(cache.slots(), step.pages()));
         // A decode step has no mask: all rows are visible, or some are picked.
         let picks = picks.and_then(PickedRows::ids);
         let ratio = cache.kind.ratio().unwrap_or(1);
@@ -139,9 +140,9 @@ impl Attention {
                 bias,
                 span: step.span,
             };
-            let compressed = rows.clone().map(|rows| CompressedKeys {
-                bias: step.mask_blocks(ratio, rows.dims()[1]),
-                rows,
+            let compressed = compressed.map(|cache| CompressedKeys {
+                bias: step.mask_blocks(ratio, cache.slots()),
+                rows: cache.in_order(cache.slots(), step.pages()),
                 picks: picks.clone(),
             });
             let (sinks, scale) = (self.sinks.val(), self.scale());
@@ -164,7 +165,7 @@ impl Attention {
         queries: Tensor<4>,
         positions: Positions,
         window: CachedWindow,
-        compressed: Option<(Tensor<3>, Option<Tensor<3, Int>>)>,
+        compressed: Option<(PagedRows, Option<Tensor<3, Int>>)>,
         cache: &LayerCache,
     ) -> Tensor<4> {
         let queries = CachedQueries {
@@ -174,7 +175,7 @@ impl Attention {
             scale: self.scale(),
         };
         let compressed = compressed.map(|(rows, picks)| CachedRows {
-            rows: rows.into(),
+            rows,
             ratio: cache.kind.ratio().unwrap_or(1),
             picking: self.indexer.is_some(),
             picks,
@@ -250,15 +251,14 @@ impl Attention {
         let prepared = |queries| rotation.apply(normalize(queries, self.norm_epsilon));
         let of_kind = prefill.compressed(cache.kind);
         let compressed = cache.compressed.as_ref().zip(of_kind).zip(picks);
-        let compressed = compressed
-            .map(|((cached, of_kind), picks)| (cached.rows.first(of_kind.rows), of_kind, picks));
         let keys = || {
             let window = WindowKeys {
                 rows: window.clone(),
                 bias: prefill.window.bias(step),
                 span: step.span,
             };
-            let compressed = compressed.clone().map(|(rows, of_kind, picks)| {
+            let compressed = compressed.clone().map(|((cached, of_kind), picks)| {
+                let rows = cached.in_order(of_kind.rows, step.pages());
                 let bias = of_kind.bias(step);
                 let (bias, picks) = match picks {
                     PickedRows::All => (bias, None),
@@ -289,7 +289,9 @@ impl Attention {
             span: step.span,
             causal: true,
         };
-        let compressed = compressed.map(|(rows, _, picks)| (rows, picks.ids()));
+        let compressed = compressed.map(|((cached, of_kind), picks)| {
+            (cached.first(of_kind.rows, step.pages()), picks.ids())
+        });
         self.attend_cached(queries, rotation.positions(), window, compressed, cache)
     }
 
@@ -351,7 +353,7 @@ impl Attention {
                     let rounding = Indexer::rounding(self.quantized_cache);
                     indexer.compressor.step(projections, cache, rounding)
                 }),
-            pages: None,
+            pages: step.pages().cloned(),
         };
         let stored = ops::store_step(step_rows, positions.clone())
             .expect("a cache that was made for the model and has capacity for the step");
@@ -380,12 +382,13 @@ impl Attention {
         let positions = step.rotation(cache.kind).positions();
         let (compressor, compressed) = self.compressor.as_ref().zip(cache.compressed.as_mut())?;
         let own = compressions.own;
-        compressor.append(own, positions.clone(), compressed, self.rounding());
+        let pages = step.pages();
+        compressor.append(own, positions.clone(), compressed, pages, self.rounding());
         let (projections, head_weights) = compressions.indexer?;
         let (indexer, indexed) = self.indexer.as_ref().zip(cache.indexer.as_mut())?;
         let rounding = Indexer::rounding(self.quantized_cache);
         let compressor = &indexer.compressor;
-        compressor.append(projections, positions, indexed, rounding);
+        compressor.append(projections, positions, indexed, pages, rounding);
         Some(head_weights)
     }
 
@@ -401,7 +404,9 @@ impl Attention {
         trace: &Trace,
     ) -> Option<PickedRows> {
         let compressed = cache.compressed.as_ref()?;
-        trace.record_with("compressed", || compressed.rows.all());
+        trace.record_with("compressed", || {
+            compressed.in_order(compressed.slots(), step.pages())
+        });
         let indexer = self.indexer.as_ref().zip(cache.indexer.as_ref());
         Some(match indexer.zip(head_weights) {
             None => PickedRows::All,
@@ -410,6 +415,7 @@ impl Attention {
                     head_weights,
                     queries,
                     rotation: step.rotation(self.kind()),
+                    pages: step.pages(),
                     prefill: prefill.map(|prefill| (prefill, step)),
                     quantized: self.quantized_cache,
                 };

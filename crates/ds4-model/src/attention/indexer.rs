@@ -1,7 +1,7 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor};
-use burn_ds4_ops::attention::{RowRounding, VisibleBlocks, index_scores};
+use burn_ds4_ops::attention::{PagedRows, RowRounding, VisibleBlocks, index_scores};
 use burn_ds4_ops::device::is_host;
 use burn_ds4_ops::topk::{self, Windows};
 
@@ -99,6 +99,8 @@ pub(super) struct IndexerInput<'a> {
     /// `[batch, positions, heads, width]`.
     pub(super) queries: Option<Tensor<4>>,
     pub(super) rotation: &'a Rotation,
+    /// As of [`Step::pages`].
+    pub(super) pages: Option<&'a Tensor<2, Int>>,
     /// A prefill step, and its part for the compressed rows.
     pub(super) prefill: Option<(&'a CompressedStep, &'a Step)>,
     pub(super) quantized: bool,
@@ -153,6 +155,7 @@ impl Indexer {
             head_weights,
             queries,
             rotation,
+            pages,
             prefill: masked,
             quantized,
         } = input;
@@ -164,9 +167,12 @@ impl Indexer {
         let available = available(cache, masked.map(|(of_kind, _)| of_kind));
         let ratio = self.compressor.ratio;
 
-        let keys = cache.rows.first(available);
         // On the host, a prefill step masks scores. Elsewhere, each position says what is visible.
-        let masked = masked.filter(|_| is_host(&keys.device()));
+        let masked = masked.filter(|_| is_host(&queries.device()));
+        let keys: PagedRows = match masked {
+            Some(_) => cache.in_order(available, pages).into(),
+            None => cache.first(available, pages),
+        };
         let visible = masked.is_none().then(|| VisibleBlocks {
             start: rotation.start.clone(),
             ratio,
@@ -184,6 +190,8 @@ impl Indexer {
             }
             Some((of_kind, step)) => (scores + of_kind.bias(step), Windows::All),
         };
+        // Those of whole pages.
+        let [_, _, available] = scores.dims();
         let scores = scores.reshape([batch * count, available]);
         // Gather each query's picks, or mask rows once for all queries: whichever touches fewer
         // rows.
@@ -204,7 +212,7 @@ impl Indexer {
         queries: Tensor<4>,
         rotation: &Rotation,
         quantized: bool,
-        keys: Tensor<3>,
+        keys: PagedRows,
         visible: Option<VisibleBlocks>,
     ) -> Tensor<3> {
         let (queries, rotation) = if quantized {
@@ -219,5 +227,5 @@ impl Indexer {
 
 /// Rows that queries may pick from.
 fn available(cache: &CompressedCache, step: Option<&CompressedStep>) -> usize {
-    step.map_or(cache.rows.slots(), |step| step.rows)
+    step.map_or(cache.slots(), |step| step.rows)
 }

@@ -27,6 +27,14 @@ pub enum CacheError {
         /// Bytes that it would take.
         bytes: usize,
     },
+    /// A pool has too few pages for a sequence.
+    #[error("{missing} pages are missing: all {all} of the pool are in use")]
+    NoPages {
+        /// Pages that are missing.
+        missing: usize,
+        /// Pages of the pool.
+        all: usize,
+    },
     /// Devices that have parts of every layer cannot exchange what they have.
     #[error(transparent)]
     Group(#[from] burn_ds4_ops::collective::GroupError),

@@ -1,25 +1,87 @@
 //! What a cache has of one layer.
 
-use burn_ds4_ops::attention::CompressorState;
+use burn::tensor::{Int, Tensor};
+use burn_ds4_ops::attention::{CompressorState, PagedRows};
 
+use super::pool::PoolRows;
 use super::ring::Ring;
 use crate::config::AttentionKind;
+
+/// Compressed rows.
+#[derive(Clone, Debug)]
+pub(crate) enum Rows {
+    /// Of the sequences of this cache: `[batch, rows, width]`.
+    Own(Ring),
+    /// In pages, of which a sequence has so many rows at most.
+    Paged(PoolRows, usize),
+}
 
 /// Rows and raw projections of one compressor.
 #[derive(Clone, Debug)]
 pub(crate) struct CompressedCache {
-    /// Compressed rows: `[batch, rows, width]`.
-    pub(crate) rows: Ring,
+    pub(crate) rows: Rows,
     /// Raw projections of the newest positions, values then scores: f32
     /// `[batch, slots, 2 · series · width]`.
     pub(crate) raw: Ring,
 }
 
 impl CompressedCache {
+    /// Rows that a sequence may have.
+    pub(crate) fn slots(&self) -> usize {
+        match &self.rows {
+            Rows::Own(ring) => ring.slots(),
+            Rows::Paged(_, slots) => *slots,
+        }
+    }
+
+    /// The first rows of every sequence, at least so many, as operators take them.
+    pub(crate) fn first(&self, count: usize, pages: Option<&Tensor<2, Int>>) -> PagedRows {
+        let rows = match &self.rows {
+            Rows::Own(ring) => return ring.first(count).into(),
+            Rows::Paged(rows, _) => rows.all(),
+        };
+        let [_, of_page, _] = rows.dims();
+        let pages = pages.expect("the pages of a step").clone();
+        let used = count.div_ceil(of_page);
+        let pages = match used == pages.dims()[1] {
+            true => pages,
+            false => pages.narrow(1, 0, used),
+        };
+        PagedRows {
+            rows,
+            pages: Some(pages),
+        }
+    }
+
+    /// The first rows of every sequence, one after the other: `[batch, count, width]`.
+    pub(crate) fn in_order(&self, count: usize, pages: Option<&Tensor<2, Int>>) -> Tensor<3> {
+        let PagedRows { rows, pages } = self.first(count, pages);
+        let Some(pages) = pages else {
+            return rows;
+        };
+        let ([_, of_page, width], [batch, used]) = (rows.dims(), pages.dims());
+        let rows = rows.select(0, pages.reshape([batch * used]));
+        let rows = rows.reshape([batch, used * of_page, width]);
+        rows.narrow(1, 0, count)
+    }
+
+    /// Takes the tensors for an operation that returns them through [`put`](Self::put).
+    pub(crate) fn take(&mut self) -> CompressorState {
+        let rows = match &mut self.rows {
+            Rows::Own(ring) => ring.take(),
+            Rows::Paged(rows, _) => rows.take(),
+        };
+        let raw = self.raw.take();
+        CompressorState { raw, rows }
+    }
+
     /// Puts back what was taken for an operation.
     pub(crate) fn put(&mut self, state: CompressorState) {
         self.raw.put(state.raw);
-        self.rows.put(state.rows);
+        match &mut self.rows {
+            Rows::Own(ring) => ring.put(state.rows),
+            Rows::Paged(rows, _) => rows.put(state.rows),
+        }
     }
 }
 
@@ -34,23 +96,65 @@ pub struct LayerCache {
 }
 
 impl LayerCache {
+    pub(super) fn compressors(&self) -> impl Iterator<Item = &CompressedCache> {
+        [&self.compressed, &self.indexer].into_iter().flatten()
+    }
+
+    pub(super) fn compressors_mut(&mut self) -> impl Iterator<Item = &mut CompressedCache> {
+        let compressed = [&mut self.compressed, &mut self.indexer];
+        compressed.into_iter().flatten()
+    }
+
+    /// All rings that are not in pages.
     pub(super) fn rings(&self) -> impl Iterator<Item = &Ring> {
-        let compressed = [&self.compressed, &self.indexer].into_iter().flatten();
-        let compressed = compressed.flat_map(|cache| [&cache.rows, &cache.raw]);
+        let compressed = self.compressors().flat_map(|cache| {
+            let rows = match &cache.rows {
+                Rows::Own(ring) => Some(ring),
+                Rows::Paged(..) => None,
+            };
+            rows.into_iter().chain([&cache.raw])
+        });
         std::iter::once(&self.window).chain(compressed)
     }
 
     pub(super) fn rings_mut(&mut self) -> impl Iterator<Item = &mut Ring> {
         let compressed = [&mut self.compressed, &mut self.indexer];
         let compressed = compressed.into_iter().flatten();
-        let compressed = compressed.flat_map(|cache| [&mut cache.rows, &mut cache.raw]);
+        let compressed = compressed.flat_map(|cache| {
+            let rows = match &mut cache.rows {
+                Rows::Own(ring) => Some(ring),
+                Rows::Paged(..) => None,
+            };
+            rows.into_iter().chain([&mut cache.raw])
+        });
         std::iter::once(&mut self.window).chain(compressed)
     }
 
     /// The rings that wrap around. Compressed rows stay in place.
-    pub(super) fn wrapping(&mut self) -> impl Iterator<Item = &mut Ring> {
+    pub(super) fn wrapping(&self) -> impl Iterator<Item = &Ring> {
+        let raw = self.compressors().map(|cache| &cache.raw);
+        std::iter::once(&self.window).chain(raw)
+    }
+
+    pub(super) fn wrapping_mut(&mut self) -> impl Iterator<Item = &mut Ring> {
         let compressed = [&mut self.compressed, &mut self.indexer];
         let compressed = compressed.into_iter().flatten();
         std::iter::once(&mut self.window).chain(compressed.map(|cache| &mut cache.raw))
+    }
+
+    /// The compressed rows that are not in pages.
+    pub(super) fn own_rows(&self) -> impl Iterator<Item = &Ring> {
+        self.compressors().filter_map(|cache| match &cache.rows {
+            Rows::Own(ring) => Some(ring),
+            Rows::Paged(..) => None,
+        })
+    }
+
+    pub(super) fn own_rows_mut(&mut self) -> impl Iterator<Item = &mut Ring> {
+        self.compressors_mut()
+            .filter_map(|cache| match &mut cache.rows {
+                Rows::Own(ring) => Some(ring),
+                Rows::Paged(..) => None,
+            })
     }
 }

@@ -144,7 +144,7 @@ impl CacheLayout {
     /// ```
     pub fn bytes(&self, config: CacheConfig) -> Result<usize, CacheError> {
         let (config, capacity) = self.checked(config)?;
-        Ok(self.bytes_at(&config, capacity))
+        Ok(self.bytes_at(&config, capacity, false))
     }
 
     /// The layout of some of the layers.
@@ -174,20 +174,27 @@ impl CacheLayout {
         Ok((config, self.first_capacity(&config)))
     }
 
-    pub(super) fn bytes_at(&self, config: &CacheConfig, capacity: usize) -> usize {
+    pub(super) fn bytes_at(&self, config: &CacheConfig, capacity: usize, is_paged: bool) -> usize {
         let rings = self.layers.iter();
-        let rings = rings.map(|kind| self.ring_bytes(*kind, config, capacity));
+        let rings = rings.map(|kind| self.ring_bytes(*kind, config, capacity, is_paged));
         rings.fold(0, usize::saturating_add)
     }
 
     /// Bytes of the rings of a layer, of all sequences.
-    fn ring_bytes(&self, kind: AttentionKind, config: &CacheConfig, capacity: usize) -> usize {
+    fn ring_bytes(
+        &self,
+        kind: AttentionKind,
+        config: &CacheConfig,
+        capacity: usize,
+        is_paged: bool,
+    ) -> usize {
         let LayerRings {
             window,
             compressed,
             indexer,
         } = LayerRings::new(kind, self, config, capacity);
-        let compressors = [compressed, indexer].into_iter().flatten().flatten();
+        let compressors = [compressed, indexer].into_iter().flatten();
+        let compressors = compressors.flat_map(|rings| rings.into_iter().skip(is_paged.into()));
         let rings = compressors.chain([window]);
         let bytes = rings.fold(0, |sum: usize, ring| sum.saturating_add(ring.bytes()));
         bytes.saturating_mul(config.batch)
@@ -208,7 +215,7 @@ impl CacheLayout {
     pub(crate) fn layer_bytes(&self, config: CacheConfig) -> Vec<usize> {
         let capacity = self.first_capacity(&config);
         let kinds = self.layers.iter();
-        let bytes = kinds.map(|kind| self.ring_bytes(*kind, &config, capacity));
+        let bytes = kinds.map(|kind| self.ring_bytes(*kind, &config, capacity, false));
         bytes.collect()
     }
 
@@ -247,9 +254,10 @@ impl CacheLayout {
         &self,
         config: &CacheConfig,
         capacity: usize,
+        is_paged: bool,
         device: &Device,
     ) -> Result<(), CacheError> {
-        let bytes = self.bytes_at(config, capacity);
+        let bytes = self.bytes_at(config, capacity, is_paged);
         let bytes = bytes.saturating_add(self.table_bytes_at(capacity));
         match may_allocate(device, bytes) {
             true => Ok(()),
@@ -278,7 +286,7 @@ pub(super) struct RingSizes {
 }
 
 impl RingSizes {
-    fn bytes(self) -> usize {
+    pub(super) fn bytes(self) -> usize {
         bytes_of([self.slots, self.width], self.dtype.into())
     }
 }

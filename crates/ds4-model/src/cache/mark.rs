@@ -19,17 +19,17 @@ impl CacheMark {
 
 impl Cache {
     /// Marks the length of the only sequence. The next step copies what it writes.
-    pub(crate) fn mark(&mut self) -> CacheMark {
-        let rings = self.layers.iter_mut().flat_map(LayerCache::wrapping);
+    pub(crate) fn mark(&self) -> CacheMark {
+        let rings = self.layers.iter().flat_map(LayerCache::wrapping);
         CacheMark {
             length: self.lengths[0],
-            rings: rings.map(|ring| ring.clone()).collect(),
+            rings: rings.cloned().collect(),
         }
     }
 
     /// Goes back to a length that the only sequence has had.
     pub(crate) fn return_to(&mut self, mark: &CacheMark) {
-        let rings = self.layers.iter_mut().flat_map(LayerCache::wrapping);
+        let rings = self.layers.iter_mut().flat_map(LayerCache::wrapping_mut);
         for (ring, marked) in rings.zip(&mark.rings) {
             // A window that is cut to the capacity is longer in a larger cache.
             let slots = ring.slots();

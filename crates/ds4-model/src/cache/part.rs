@@ -1,10 +1,12 @@
 //! What a cache has on one device, besides rows.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
 use super::layout::CacheLayout;
+use super::pool::{Page, table_row};
 use crate::rope::{RotaryConfig, RotaryTable};
 
 /// What the layers of one device have in common.
@@ -20,6 +22,9 @@ pub(super) struct Part {
     /// Positions that a step of one position adds to each sequence, on the device: `[batch]`, 0 for
     /// vacant ones. `None` until a sequence becomes vacant for the first time.
     pub(super) active: Option<Tensor<1, Int>>,
+    /// The pages of each sequence, where there are some: `[batch, reach]`. Taken while they are
+    /// written.
+    pub(super) pages: Option<Tensor<2, Int>>,
 }
 
 impl Part {
@@ -41,6 +46,7 @@ impl Part {
             compressed_rotary: table(own.has_compressed(), &own.compressed_rotary),
             start: Some(Tensor::zeros([batch], device)),
             active: None,
+            pages: None,
         }
     }
 
@@ -60,6 +66,14 @@ impl Part {
                 .repeat_dim(1, count)
                 .reshape([batch * count]),
         })
+    }
+
+    /// The pages of sequences in a tensor of its own.
+    pub(super) fn new_table(&self, pages: &[Vec<Arc<Page>>], reach: usize) -> Tensor<2, Int> {
+        let rows = pages
+            .iter()
+            .map(|pages| table_row(pages, reach, &self.device));
+        Tensor::cat(rows.collect(), 0)
     }
 
     /// Changes the lengths in place.

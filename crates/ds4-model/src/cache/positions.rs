@@ -32,6 +32,7 @@ impl Cache {
         }
         let needed = self.check_step(count)?;
         self.reserve(needed)?;
+        self.provide_all(count)?;
         self.raise_high_water(count);
         let open = OpenStep::new(count);
         self.open_step = Some(open.id);
@@ -237,6 +238,9 @@ impl Cache {
         }
         if lengths == self.lengths {
             return Ok(());
+        }
+        for (sequence, length) in lengths.iter().enumerate() {
+            self.unshare(sequence, *length)?;
         }
         for (high_water, length) in self.high_water.iter_mut().zip(lengths) {
             if *length == 0 {

@@ -7,6 +7,7 @@ use super::error::CacheError;
 use super::layer::LayerCache;
 use super::layout::Rollback;
 use super::part::Part;
+use super::pool::PagePool;
 use super::ring::Ring;
 use super::state::{Cache, new_epoch};
 
@@ -60,7 +61,9 @@ impl Cache {
         self.check_source(source, true)?;
         let length = source.lengths[from];
         self.reserve(length)?;
+        let pages = source.pages_of(from, length, false)?;
         self.open_step = None;
+        self.set_pages(sequence, pages);
         for (own, source) in self.layers.iter_mut().zip(&source.layers) {
             for (own, source) in own.rings_mut().zip(source.rings()) {
                 own.adopt(sequence, source, [from, 1], None);
@@ -81,7 +84,7 @@ impl Cache {
 
     /// Makes sequences from index `to` on copies of those from index `from` on of `source`, each as
     /// short as `lengths` says. From there, it can be rolled back as far as this cache allows, and
-    /// the source does.
+    /// the source does. A source that `is_left` is not written to any more: its pages go on here.
     ///
     /// # Errors
     ///
@@ -92,13 +95,21 @@ impl Cache {
         source: &Cache,
         from: usize,
         lengths: &[usize],
+        is_left: bool,
     ) -> Result<(), CacheError> {
         let count = lengths.len();
         self.check_sequence("sequence", to + count - 1)?;
         source.check_sequence("from", from + count - 1)?;
         self.check_source(source, false)?;
         self.reserve(lengths.iter().copied().max().unwrap_or(0))?;
+        let sequences = lengths.iter().enumerate();
+        let pages =
+            sequences.map(|(index, length)| source.pages_of(from + index, *length, is_left));
+        let pages = pages.collect::<Result<Vec<_>, _>>()?;
         self.open_step = None;
+        for (index, pages) in pages.into_iter().enumerate() {
+            self.set_pages(to + index, pages);
+        }
         for part in 0..self.parts.len() {
             let Part { device, layers, .. } = &self.parts[part];
             // Of rings with as many slots.
@@ -113,12 +124,12 @@ impl Cache {
             };
             let own = self.layers[layers.clone()].iter_mut();
             for (own, source) in own.zip(&source.layers[layers.clone()]) {
-                let rings = own.rings_mut().zip(source.rings());
-                // A window, then rows and raw projections of each compressor.
-                for ((own, source), wraps) in rings.zip([true, false, true, false, true]) {
+                for (own, source) in own.own_rows_mut().zip(source.own_rows()) {
+                    own.adopt(to, source, [from, count], None);
+                }
+                for (own, source) in own.wrapping_mut().zip(source.wrapping()) {
                     let slots = [own.slots(), source.slots()];
-                    let moves = wraps && slots[0] != slots[1];
-                    let rows = moves.then(|| rows_of(slots));
+                    let rows = (slots[0] != slots[1]).then(|| rows_of(slots));
                     own.adopt(to, source, [from, count], rows);
                 }
             }
@@ -159,6 +170,7 @@ impl Cache {
                 set(start, sequence, none)
             });
         }
+        self.set_pages(sequence, Vec::new());
         self.lengths[sequence] = 0;
         self.high_water[sequence] = 0;
         self.set_vacant(sequence, true);
@@ -174,6 +186,7 @@ impl Cache {
         for part in &mut copy.parts {
             part.start = part.start.as_ref().map(copied);
             part.active = part.active.as_ref().map(copied);
+            part.pages = part.pages.as_ref().map(copied);
         }
         copy.epoch = new_epoch();
         copy
@@ -231,6 +244,12 @@ impl Cache {
         cache.vacant = vacant.collect();
         let active = cache.vacant.iter().map(|vacant| usize::from(!vacant));
         let active: Vec<usize> = active.collect();
+        if self.pool.is_some() {
+            let pages =
+                |from: &Option<usize>| from.map_or(Vec::new(), |from| self.pages[from].clone());
+            cache.pages = sequences.iter().map(pages).collect();
+            cache.widen_tables(cache.capacity);
+        }
         for part in &mut cache.parts {
             part.active = Some(part.uploaded(&active));
             part.start = Some(part.uploaded(&cache.lengths));
@@ -298,6 +317,10 @@ impl Cache {
                 ("rollback", format!("{:?}", cache.config.rollback)),
                 ("dtype", format!("{:?}", cache.config.dtype)),
                 ("device", cache.devices()),
+                (
+                    "pool",
+                    cache.pool.as_ref().map_or(String::new(), PagePool::name),
+                ),
             ]
         };
         let mut pairs = properties(self).into_iter().zip(properties(source));

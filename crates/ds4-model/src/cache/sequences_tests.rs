@@ -192,7 +192,7 @@ fn a_copy_goes_back_no_further_than_what_its_source_has_overwritten() {
         let length = 24 + SLOTS - ROLLBACK;
         source.remove_newest(ROLLBACK).unwrap();
         let mut copy = cache(2, 64);
-        copy.adopt_run(1, &source, 0, &[length]).unwrap();
+        copy.adopt_run(1, &source, 0, &[length], false).unwrap();
         assert_eq!(copy.lengths()[1], length);
         let error = copy.truncate_to(&[0, length - 1]);
         assert!(
@@ -201,7 +201,8 @@ fn a_copy_goes_back_no_further_than_what_its_source_has_overwritten() {
         );
         // All of the rollback is there where nothing was removed.
         step(&mut source, ROLLBACK);
-        copy.adopt_run(1, &source, 0, &[length + ROLLBACK]).unwrap();
+        copy.adopt_run(1, &source, 0, &[length + ROLLBACK], false)
+            .unwrap();
         copy.truncate_to(&[0, length]).unwrap();
     });
 }

@@ -1,14 +1,16 @@
 //! A cache, its memory and what is in it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_ds4_ops::device::check_tensors;
 
 use super::error::CacheError;
-use super::layer::{CompressedCache, LayerCache};
+use super::layer::{CompressedCache, LayerCache, Rows};
 use super::layout::{CacheConfig, CacheLayout, LayerRings, RingSizes};
 use super::part::Part;
+use super::pool::{Page, PagePool, PoolRows};
 use super::ring::Ring;
 use crate::config::AttentionKind;
 use crate::placement::Placement;
@@ -67,6 +69,9 @@ pub struct Cache {
     pub(super) epoch: u64,
     /// The step that may be committed.
     pub(super) open_step: Option<u64>,
+    /// Where compressed rows are, if they are in pages, and the pages of each sequence.
+    pub(super) pool: Option<PagePool>,
+    pub(super) pages: Vec<Vec<Arc<Page>>>,
 }
 
 impl Cache {
@@ -99,13 +104,22 @@ impl Cache {
         config: CacheConfig,
         placement: &Placement,
     ) -> Result<Self, CacheError> {
+        Self::with_pool(layout, config, placement, None)
+    }
+
+    pub(super) fn with_pool(
+        layout: CacheLayout,
+        config: CacheConfig,
+        placement: &Placement,
+        pool: Option<&PagePool>,
+    ) -> Result<Self, CacheError> {
         let (config, capacity) = layout.checked(config)?;
         let layers = layout.layers.len();
         assert_eq!(placement.layers(), layers, "placement: number of layers");
         let mut parts = Vec::new();
         for run in placement.runs() {
             let own = layout.of_layers(run.layers.clone());
-            own.check_memory(&config, capacity, &run.device)?;
+            own.check_memory(&config, capacity, pool.is_some(), &run.device)?;
             let (device, layers) = (&run.device, run.layers.clone());
             parts.push(Part::new(&layout, config.batch, capacity, device, layers));
         }
@@ -118,15 +132,20 @@ impl Cache {
             capacity,
             epoch: new_epoch(),
             open_step: None,
+            pool: pool.cloned(),
+            pages: vec![Vec::new(); pool.map_or(0, |_| config.batch)],
             layout,
             config,
         };
+        let mut rows = pool.map(|pool| pool.rows().iter());
         let parts = cache.parts.iter();
         let layers = parts.flat_map(|part| {
             let kinds = cache.layout.layers[part.layers.clone()].iter();
-            kinds.map(|kind| cache.new_layer(*kind, &part.device))
+            kinds.map(|kind| (*kind, &part.device))
         });
+        let layers = layers.map(|(kind, device)| cache.new_layer(kind, device, &mut rows));
         cache.layers = layers.collect();
+        cache.widen_tables(capacity);
         cache.check_granted()?;
         Ok(cache)
     }
@@ -157,7 +176,13 @@ impl Cache {
         })
     }
 
-    fn new_layer(&self, kind: AttentionKind, device: &Device) -> LayerCache {
+    /// A layer, whose compressed rows are the next ones of a pool if there is one.
+    fn new_layer<'p>(
+        &self,
+        kind: AttentionKind,
+        device: &Device,
+        pool: &mut Option<impl Iterator<Item = &'p PoolRows>>,
+    ) -> LayerCache {
         let sizes = LayerRings::new(kind, &self.layout, &self.config, self.capacity);
         let ring = |sizes: RingSizes| {
             let RingSizes {
@@ -167,15 +192,21 @@ impl Cache {
             } = sizes;
             Ring::new(self.config.batch, slots, width, dtype, device)
         };
-        let compressor = |[rows, raw]: [RingSizes; 2]| CompressedCache {
-            rows: ring(rows),
+        let mut compressor = |[rows, raw]: [RingSizes; 2]| CompressedCache {
+            rows: match pool {
+                None => Rows::Own(ring(rows)),
+                Some(pool) => {
+                    let rows = pool.next().expect("a pool for the same layers");
+                    Rows::Paged(rows.clone(), 0)
+                }
+            },
             raw: ring(raw),
         };
         LayerCache {
             kind,
             window: ring(sizes.window),
-            compressed: sizes.compressed.map(compressor),
-            indexer: sizes.indexer.map(compressor),
+            compressed: sizes.compressed.map(&mut compressor),
+            indexer: sizes.indexer.map(&mut compressor),
         }
     }
 
@@ -262,12 +293,18 @@ impl Cache {
             });
         }
         self.reserve(positions)?;
+        for sequence in 0..self.pages.len() {
+            self.provide(sequence, positions)?;
+        }
         for layer in &mut self.layers {
-            let compressed = [&mut layer.compressed, &mut layer.indexer];
-            let compressed = compressed.into_iter().flatten();
-            let rings =
-                compressed.flat_map(|compressed| [&mut compressed.rows, &mut compressed.raw]);
-            for ring in rings.chain([&mut layer.window]) {
+            // Others have rows in pages, too, for which new ones are as good.
+            for compressor in layer.compressors_mut() {
+                if let Rows::Paged(rows, _) = &mut compressor.rows {
+                    let all = rows.take();
+                    rows.put(all.random_like(distribution));
+                }
+            }
+            for ring in layer.rings_mut() {
                 ring.fill_random(distribution);
             }
         }
@@ -296,7 +333,8 @@ impl Cache {
             .min(self.layout.max_positions);
         for part in &self.parts {
             let own = self.layout.of_layers(part.layers.clone());
-            own.check_memory(&self.config, capacity, &part.device)?;
+            let is_paged = self.pool.is_some();
+            own.check_memory(&self.config, capacity, is_paged, &part.device)?;
         }
         self.epoch = new_epoch();
         self.capacity = capacity;
@@ -320,19 +358,24 @@ impl Cache {
             ];
             for (cache, sizes) in compressors {
                 if let (Some(cache), Some([rows, raw])) = (cache, sizes) {
-                    cache.rows.grow(rows.slots);
+                    if let Rows::Own(ring) = &mut cache.rows {
+                        ring.grow(rows.slots);
+                    }
                     cache.raw.grow(raw.slots);
                 }
             }
         }
+        self.widen_tables(capacity);
         Ok(())
     }
 
-    /// Bytes of device memory that the cache holds, without the rotary tables, which it shares.
+    /// Bytes of device memory that the cache holds, without what it shares: rotary tables, and
+    /// pages.
     pub fn bytes(&self) -> usize {
         let layouts = self.parts.iter();
         let layouts = layouts.map(|part| self.layout.of_layers(part.layers.clone()));
-        let bytes = layouts.map(|layout| layout.bytes_at(&self.config, self.capacity));
+        let bytes =
+            layouts.map(|layout| layout.bytes_at(&self.config, self.capacity, self.pool.is_some()));
         bytes.sum()
     }
 }

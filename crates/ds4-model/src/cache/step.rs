@@ -75,6 +75,8 @@ pub struct Step {
     pub(crate) prefill: Option<PrefillStep>,
     rotation: Option<Rotation>,
     compressed_rotation: Option<Rotation>,
+    /// The pages of the sequences, where compressed rows are in some: `[batch, reach]`.
+    pages: Option<Tensor<2, Int>>,
 }
 
 /// Indices and masks of a prefill step.
@@ -153,6 +155,7 @@ impl Step {
             prefill: is_prefill.then(|| PrefillStep::new(open.count, shape, &start, layers)),
             start,
             vacant: part.vacant(open.count),
+            pages: part.pages.clone(),
         }
     }
 
@@ -183,6 +186,11 @@ impl Step {
     /// `None` where no sequence has been vacant.
     pub(crate) fn vacant(&self) -> Option<Tensor<1, Bool>> {
         self.vacant.clone()
+    }
+
+    /// The pages of the sequences, where compressed rows are in some.
+    pub(crate) fn pages(&self) -> Option<&Tensor<2, Int>> {
+        self.pages.as_ref()
     }
 
     /// The rotation of a layer's queries and keys.

@@ -5,7 +5,7 @@ use burn::tensor::{Device, Tensor};
 use burn_ds4_ops::transfer::transfer;
 
 use crate::block::Block;
-use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout};
+use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout, PagePool};
 use crate::config::ModelConfig;
 use crate::dspark::Dspark;
 use crate::hyper_connection::HyperHead;
@@ -143,6 +143,29 @@ impl Model {
         self.cache_of(layout, options, &placement)
     }
 
+    /// Makes an empty pool of pages for caches of the trunk, of so many positions each.
+    pub fn new_page_pool(&self, positions: usize) -> PagePool {
+        let (layout, placement) = self.trunk_cache();
+        let dtype = self.embedding.val().dtype();
+        PagePool::new(&layout, dtype.into(), &placement, positions)
+    }
+
+    /// Makes an empty cache like [`new_cache`](Self::new_cache), whose compressed rows are in pages
+    /// of this model's [pool](Self::new_page_pool).
+    ///
+    /// # Errors
+    ///
+    /// As [`Cache::in_pages`].
+    pub fn new_cache_in_pages(
+        &self,
+        options: CacheConfig,
+        pool: &PagePool,
+    ) -> Result<Cache, CacheError> {
+        let (layout, placement) = self.trunk_cache();
+        let options = self.of_activations(options);
+        Cache::in_pages(layout, options, &placement, pool)
+    }
+
     /// Makes an empty cache for the MTP layer.
     ///
     /// # Errors
@@ -189,11 +212,14 @@ impl Model {
         options: CacheConfig,
         placement: &Placement,
     ) -> Result<Cache, CacheError> {
-        let options = CacheConfig {
+        Cache::placed(layout, self.of_activations(options), placement)
+    }
+
+    fn of_activations(&self, options: CacheConfig) -> CacheConfig {
+        CacheConfig {
             dtype: self.embedding.val().dtype().into(),
             ..options
-        };
-        Cache::placed(layout, options, placement)
+        }
     }
 }
 

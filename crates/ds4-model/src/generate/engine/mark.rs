@@ -18,10 +18,10 @@ pub(super) fn bytes_of(marks: &[Mark]) -> usize {
 
 impl Caches {
     /// Marks the length of the only text.
-    pub(super) fn mark(&mut self) -> Mark {
+    pub(super) fn mark(&self) -> Mark {
         Mark {
             length: self.trunk.lengths()[0],
-            caches: self.both_mut().map(Cache::mark).collect(),
+            caches: self.both().map(Cache::mark).collect(),
         }
     }
 

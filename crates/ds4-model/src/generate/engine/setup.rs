@@ -206,7 +206,7 @@ impl Caches {
     ) -> Result<(), GenerateError> {
         recorder::note_launch();
         for (own, source) in self.both_mut().zip(source.both()) {
-            own.adopt_run(lane, source, from, lengths)?;
+            own.adopt_run(lane, source, from, lengths, false)?;
         }
         Ok(())
     }
