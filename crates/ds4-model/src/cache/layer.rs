@@ -9,6 +9,7 @@ use crate::config::AttentionKind;
 
 /// Compressed rows.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a compressor has one of these")]
 pub(crate) enum Rows {
     /// Of the sequences of this cache: `[batch, rows, width]`.
     Own(Ring),
