@@ -170,7 +170,7 @@ fn a_text_of_128_ki_tokens_has_a_lane_of_its_own_size() {
         ..EngineConfig::default()
     };
     // Rows of the long text are drawn; the short one has none before it.
-    let mut engine = engine(&fixture, &config).with_random_contexts();
+    let mut engine = engine(&fixture, &config).with_random_contexts(0);
     let ids = [request(&prompt, 4), short.clone()].map(|request| add(&mut engine, request));
     let (mut texts, mut together) = (Texts::new(), None);
     while !engine.is_idle() {

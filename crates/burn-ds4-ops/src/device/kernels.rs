@@ -52,7 +52,7 @@ pub fn keep_kernels(folder: &Path) -> Result<PathBuf, KernelStoreError> {
     // The build and the architecture are in the keys of the kernels.
     let name = format!("burn-ds4-{}{}", env!("CARGO_PKG_VERSION"), compiler());
     let file = folder.join(file_name(&name));
-    // CubeCL would go on without, and warn at every kernel.
+    // CubeCL would go on without, and warn at every kernel. One that is only read is as good.
     let opened = Database::open_at(&file, Access::ReadWrite);
     let opened = opened.or_else(|_| Database::open_at(&file, Access::ReadOnly));
     if let Err(reason) = opened {

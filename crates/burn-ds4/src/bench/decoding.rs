@@ -109,7 +109,7 @@ impl Workload {
             prefill_chunk: usize::MAX,
             ..EngineConfig::default()
         };
-        let mut engine = Engine::new(model, config)?.with_random_contexts();
+        let mut engine = Engine::new(model, config)?.with_random_contexts(0);
         if let Some(rate) = self.acceptance {
             engine = engine.with_acceptance(rate, SEED);
         }

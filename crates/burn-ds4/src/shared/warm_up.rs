@@ -1,77 +1,221 @@
 //! What is compiled before requests are answered.
 
-use ds4_model::generate::{Engine, EngineConfig, GenerateError, Request, SamplingConfig};
+use ds4_model::generate::{
+    Constraint, ConstraintError, Engine, EngineConfig, GenerateError, Request, SamplingConfig,
+};
 use ds4_model::model::Model;
 
 /// Tokens by which a text is longer than those after which a step is recorded.
 const TOKENS: usize = 8;
-/// The shortest prompt that is processed as a prompt, not as a decode step.
-const SHORTEST: usize = 17;
+/// Rows of a step or of a call over prompts up to which kernels are those of decode steps.
+const STEP_ROWS: usize = 16;
+/// Rows of a call over prompts from which on each is searched by a small cube.
+const MANY_ROWS: usize = 1024;
+/// The longest context, unless another is given: tables for longer ones take long.
+const LONGEST: usize = 131_072;
+/// Steps of texts whose kernels alone count.
+const FEW: usize = 3;
+/// Numbers of log-probabilities that are listed: the largest of each power of two, up to the most.
+const LISTED: [usize; 6] = [0, 2, 4, 8, 16, 20];
 
 /// Compiles the kernels of prompts and steps, which otherwise the first requests would wait for:
-/// those of any chunk of a prompt, of every number of lanes, and of tokens that are the most likely
-/// ones or drawn. CubeCL compiles one kernel after the other for a device, whatever thread launches
-/// it, so that this has one thread. `tell` is told after each step how many texts have ended, of
-/// how many, and says whether to go on. Returns how many have ended.
+/// those of any chunk of a prompt, of contexts of every size, of every number of lanes, and of
+/// tokens that are chosen in every way. CubeCL compiles one kernel after the other for a device,
+/// whatever thread launches it, so that this has one thread. `tell` is told again and again how
+/// many texts have ended, of how many, and says whether to go on. Returns how many have ended.
 pub fn warm_up(
     model: &Model,
     config: &EngineConfig,
     tell: &mut dyn FnMut(usize, usize) -> bool,
 ) -> Result<usize, GenerateError> {
-    let mut engine = Engine::new(model, config.clone())?;
     let most = model.config().max_position_embeddings;
-    let ctx = config.context.map_or(most, |context| context.min(most));
-    // The last of the texts must join before the first one ends.
-    let tokens = TOKENS + config.recording_tokens() + 2 * config.lanes;
-    let tokens = tokens.min(ctx / 2).max(1);
-    let longest = ctx.saturating_sub(tokens).max(1);
-    let mut lengths: Vec<usize> = lengths(config.prefill_chunk)
-        .map(|length| length.min(longest))
-        .collect();
-    // Of a short context, many are the same.
-    lengths.sort_unstable();
-    lengths.dedup();
-    let drawn = SamplingConfig {
-        temperature: 1.0,
-        top_p: 0.95,
-        ..SamplingConfig::default()
-    };
-    let few = [SHORTEST.min(longest)];
-    let kinds = [(&lengths[..], SamplingConfig::default()), (&few, drawn)];
-    let texts = kinds.each_ref().map(|kind| kind.0.len().max(config.lanes));
-    let (all, mut done) = (texts.iter().sum::<usize>(), 0);
-    for ((lengths, sampling), texts) in kinds.into_iter().zip(texts) {
-        for length in lengths.iter().cycle().take(texts) {
-            engine.add(Request {
-                ignore_eos: true,
-                sampling: sampling.clone(),
-                ..Request::new(&vec![model.config().bos_token_id; *length], tokens)
-            })?;
+    let ctx = config.context.unwrap_or(LONGEST).min(most);
+    let rounds = rounds(config, ctx);
+    let all = rounds.iter().map(|round| round.texts).sum();
+    let mut done = 0;
+    for drawn in [None, Some(STEP_ROWS + 1), Some(2 * MANY_ROWS)] {
+        let mut engine = Engine::new(model, config.clone())?;
+        if let Some(processed) = drawn {
+            engine = engine.with_random_contexts(processed);
         }
-        while !engine.is_idle() {
-            if !tell(done, all) {
-                return Ok(done);
+        for round in rounds.iter().filter(|round| round.drawn == drawn) {
+            for index in 0..round.texts {
+                match engine.add(round.request(index, model.config().bos_token_id)) {
+                    // Nor is there for a request.
+                    Err(GenerateError::CacheMemory { .. }) => done += 1,
+                    added => drop(added?),
+                }
             }
-            let outputs = engine.step()?;
-            done += outputs
-                .iter()
-                .filter(|output| output.finish.is_some())
-                .count();
+            while !engine.is_idle() {
+                if !tell(done, all) {
+                    return Ok(done);
+                }
+                let outputs = engine.step()?;
+                done += outputs
+                    .iter()
+                    .filter(|output| output.finish.is_some())
+                    .count();
+            }
         }
     }
     Ok(done)
 }
 
-/// Lengths of prompts whose chunks need all kernels that any prompt does. How a chunk is processed
-/// depends on how long it is, by powers of two, and on the powers of two that divide it.
-fn lengths(chunk: usize) -> impl Iterator<Item = usize> {
-    let powers = std::iter::successors(Some(SHORTEST - 1), |power| Some(2 * power));
-    let between = powers
-        .take_while(move |power| *power < chunk)
-        .flat_map(|power| [1, 2, 4, 8, power].map(|more| power + more));
-    let short = between.filter(move |length| *length <= chunk);
-    // The next chunks of a long prompt, and the end of it as a decode step.
-    short.chain([chunk, 2 * chunk + SHORTEST, 4 * chunk + 1])
+/// Texts that are continued side by side.
+#[derive(Clone, Debug, Default)]
+struct Round {
+    texts: usize,
+    /// Tokens of a prompt. The second text has one less, so that sequences are padded.
+    length: usize,
+    tokens: usize,
+    sampling: SamplingConfig,
+    is_constrained: bool,
+    log_probs: Option<usize>,
+    /// Tokens of a prompt that are processed, where rows before are drawn at random.
+    drawn: Option<usize>,
+}
+
+impl Round {
+    fn request(&self, index: usize, token: u32) -> Request {
+        let length = (self.length - usize::from(index == 1)).max(1);
+        let constraint = || -> Box<dyn Constraint> { Box::new(Any) };
+        Request {
+            ignore_eos: true,
+            sampling: self.sampling.clone(),
+            constraint: self.is_constrained.then(constraint),
+            log_probs: self.log_probs,
+            ..Request::new(&vec![token; length], self.tokens)
+        }
+    }
+}
+
+/// What is run, in a context of so many positions.
+fn rounds(config: &EngineConfig, ctx: usize) -> Vec<Round> {
+    let recorded = TOKENS + config.recording_tokens() + 2 * config.lanes;
+    let recorded = recorded.min(ctx / 2).max(1);
+    let longest = ctx.saturating_sub(recorded).max(1);
+    let alone = |length| Round {
+        texts: 1,
+        length,
+        tokens: 1,
+        ..Round::default()
+    };
+    let fitting = |lengths: Vec<usize>| {
+        let mut lengths: Vec<usize> = lengths.iter().map(|own| longest.min(*own)).collect();
+        lengths.sort_unstable();
+        lengths.dedup();
+        lengths.into_iter().map(alone)
+    };
+    let mut rounds: Vec<Round> = fitting(lengths(config.prefill_chunk)).collect();
+    // A chunk may end among the tokens that are processed: most of them are in one.
+    for (least, drawn) in [(STEP_ROWS, STEP_ROWS + 1), (MANY_ROWS, 2 * MANY_ROWS)] {
+        let contexts = contexts(ctx).into_iter().filter(|own| *own > least);
+        rounds.extend(fitting(contexts.collect()).map(|round| Round {
+            drawn: Some(drawn),
+            ..round
+        }));
+    }
+    let lanes = std::iter::successors(Some(1), |lanes| Some(2 * lanes));
+    let lanes = lanes.take_while(|lanes| *lanes < config.lanes);
+    for texts in lanes.chain([config.lanes]) {
+        let own = Round {
+            texts,
+            length: (STEP_ROWS + 1).min(longest),
+            tokens: FEW.min(recorded),
+            ..Round::default()
+        };
+        let drawn = SamplingConfig {
+            temperature: 1.0,
+            top_p: 0.95,
+            ..SamplingConfig::default()
+        };
+        let penalised = SamplingConfig {
+            presence_penalty: 1.0,
+            ..drawn.clone()
+        };
+        // Prompts that are processed together, and steps that are recorded.
+        let together = (STEP_ROWS / texts + 1).min(longest);
+        rounds.push(Round {
+            length: together,
+            tokens: recorded,
+            ..own.clone()
+        });
+        // With log-probabilities, logits are needed afterwards, and not written over.
+        for (is_constrained, log_probs) in [(false, None), (true, None), (true, Some(2))] {
+            for sampling in [&own.sampling, &drawn, &penalised] {
+                rounds.push(Round {
+                    sampling: sampling.clone(),
+                    is_constrained,
+                    log_probs,
+                    ..own.clone()
+                });
+            }
+        }
+        rounds.extend(LISTED.map(|listed| Round {
+            log_probs: Some(listed),
+            ..own.clone()
+        }));
+        // Lanes of every size.
+        let sizes = std::iter::successors(Some(config.capacity), |size| Some(4 * size));
+        rounds.extend(sizes.take_while(|size| *size < longest).map(|size| Round {
+            length: size + 1,
+            drawn: Some(STEP_ROWS + 1),
+            ..own.clone()
+        }));
+    }
+    rounds
+}
+
+/// Lengths of prompts whose chunks need all kernels that any chunk does. How a chunk is processed
+/// depends on how long it is, in steps that grow with it, since products have as many columns as
+/// cost the least, and on the powers of two that divide it.
+fn lengths(chunk: usize) -> Vec<usize> {
+    let every = |step: usize, most: usize| (step..=most).step_by(step);
+    let powers = std::iter::successors(Some(STEP_ROWS), |power| Some(2 * power));
+    let aligned = powers
+        .take_while(|power| *power < chunk)
+        .flat_map(|power| [1, 2, 4].map(|more| power + more));
+    let steps = every(1, STEP_ROWS)
+        .chain(every(8, 128))
+        .chain(every(16, 256))
+        .chain(every(32, 512))
+        .chain(every(64, 1024))
+        .chain(every(128, chunk));
+    let short = steps.chain(aligned).filter(|length| *length <= chunk);
+    // A prompt's last token is a part of its first step. The next chunks of a long prompt.
+    let short = short.map(|length| length + 1);
+    short
+        .chain([chunk + 1, 2 * chunk + STEP_ROWS + 2])
+        .collect()
+}
+
+/// Lengths of texts whose caches need all kernels that those of any text do: how rows are searched
+/// depends on how many there are, by powers of two, and on the powers of two that divide them.
+fn contexts(ctx: usize) -> Vec<usize> {
+    let powers = std::iter::successors(Some(4 * STEP_ROWS), |power| Some(2 * power));
+    powers
+        .take_while(|power| *power < ctx)
+        .flat_map(|power| [0, 1, 2].map(|shift| power + (4 << shift)))
+        .collect()
+}
+
+/// Allows all tokens.
+#[derive(Clone, Debug)]
+struct Any;
+
+impl Constraint for Any {
+    fn allow(&mut self, mask: &mut [u32]) -> Result<(), ConstraintError> {
+        mask.fill(u32::MAX);
+        Ok(())
+    }
+
+    fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {
+        Ok(())
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
 }
 
 #[cfg(test)]
@@ -110,10 +254,10 @@ mod tests {
     #[test]
     fn every_length_of_a_chunk_has_a_like() {
         for chunk in [1, 16, 17, 100, 256, 2048] {
-            let lengths: Vec<usize> = lengths(chunk).collect();
-            for length in SHORTEST..=chunk {
+            let lengths: Vec<usize> = lengths(chunk).iter().map(|own| own - 1).collect();
+            for length in 1..=chunk {
                 let alike = |other: &usize| {
-                    let class = |n: usize| ((n - 1).ilog2(), n.trailing_zeros().min(3));
+                    let class = |n: usize| (n.next_power_of_two(), n.trailing_zeros().min(2));
                     *other <= chunk && class(*other) == class(length)
                 };
                 assert!(

@@ -137,10 +137,11 @@ fn begin(
     text: &mut Text,
 ) -> Result<Caches, GenerateError> {
     let mut caches = setup.new_caches([text.tokens.len(), 1, 0])?;
-    if setup.random_contexts {
-        for cache in caches.both_mut() {
+    if let Some(processed) = setup.random_contexts {
+        let drawn = (text.tokens.len() - 1).saturating_sub(processed);
+        for cache in caches.both_mut().filter(|_| drawn > 0) {
             let normal = Distribution::Normal(0.0, 1.0);
-            cache.fill_random(text.tokens.len() - 1, normal)?;
+            cache.fill_random(drawn, normal)?;
         }
     } else {
         // What it has generated is not kept by chunks.

@@ -40,8 +40,8 @@ impl Memory for KnownMemory<'_, '_> {
             return 0;
         };
         match self.setup.random_contexts {
-            true => text.tokens.len() - 1,
-            false => self.prefixes.reach(&text.tokens[..text.prompt]),
+            Some(processed) => (text.tokens.len() - 1).saturating_sub(processed),
+            None => self.prefixes.reach(&text.tokens[..text.prompt]),
         }
     }
 
@@ -89,7 +89,7 @@ impl<'a> Engine<'a> {
         // Choices for one prompt come one after the other.
         let last = self.texts.last_key_value();
         let is_alike = |last: &Text| last.tokens == text.tokens && last.processed == 0;
-        let like = last.filter(|(_, last)| is_alike(last) && !self.setup.random_contexts);
+        let like = last.filter(|(_, last)| is_alike(last) && self.setup.random_contexts.is_none());
         let like = like.map_or(id, |(_, last)| last.like);
         self.scheduler.add(NewTask {
             id,

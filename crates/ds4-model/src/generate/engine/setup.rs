@@ -27,8 +27,8 @@ pub(super) struct Setup<'a> {
     pub(super) processor: Option<LogitsProcessor>,
     /// Accepted drafts at each position, in place of those that are right.
     pub(super) oracle: Option<Tensor<1, Int>>,
-    /// Whether prompts are not processed, but drawn at random.
-    pub(super) random_contexts: bool,
+    /// Tokens of a prompt that are processed where what is before them is drawn at random.
+    pub(super) random_contexts: Option<usize>,
     /// What a device has left: [`free_memory`](burn_ds4_ops::device::free_memory).
     pub(super) free_memory: fn(&Device) -> Option<u64>,
 }

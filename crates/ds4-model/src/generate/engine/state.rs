@@ -169,7 +169,7 @@ impl<'a> Engine<'a> {
             drafter,
             processor: None,
             oracle: None,
-            random_contexts: false,
+            random_contexts: None,
             free_memory,
         };
         let free = setup.free_for_caches()?;
@@ -227,12 +227,14 @@ impl<'a> Engine<'a> {
         self
     }
 
-    /// Takes rows drawn at random for those of a prompt, which is not processed.
+    /// Takes rows drawn at random for those of a prompt, of which no more than the last
+    /// `processed` tokens are processed, besides that of the first step.
     ///
-    /// For measurements at contexts that would take long to compute. The text means nothing.
+    /// For contexts that would take long to compute, where only time counts or what is compiled.
+    /// The text means nothing.
     #[must_use]
-    pub fn with_random_contexts(mut self) -> Self {
-        self.setup.random_contexts = true;
+    pub fn with_random_contexts(mut self, processed: usize) -> Self {
+        self.setup.random_contexts = Some(processed);
         self
     }
 
