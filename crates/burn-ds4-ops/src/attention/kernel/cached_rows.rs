@@ -7,6 +7,7 @@ use super::head_tiles::{LANES, SUMMED_COLUMNS, TILE_PLANES, swizzled};
 use super::inputs::AttentionInputs;
 use super::visibility::Visibility;
 use crate::attention::options::MASKED;
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::{commit_copies, copy_address, global_address, plane_value, shared_address};
 
 /// In an address, which is a multiple of 16: the row is hidden.

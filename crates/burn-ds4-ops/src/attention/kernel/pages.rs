@@ -3,6 +3,8 @@
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
+use crate::comptime_option::ComptimeOption;
+
 /// The pages of sequences.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct PageTable {

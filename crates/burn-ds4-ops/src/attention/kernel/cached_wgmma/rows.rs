@@ -7,6 +7,7 @@ use super::blueprint::{
 };
 use crate::attention::kernel::cached::CachedInputs;
 use crate::attention::kernel::visibility::Visibility;
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::{ballot, copy_vector, prefetch, sync_group};
 use crate::warpgroup::{Ring, WARPGROUP};
 

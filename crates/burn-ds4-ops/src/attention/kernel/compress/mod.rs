@@ -8,6 +8,7 @@ use cubecl::prelude::*;
 use super::pages::PageTable;
 use super::rotate::Positions;
 use super::row::{RowBlueprint, RowNorm, RowPlace, RowStorage, store};
+use crate::comptime_option::ComptimeOption;
 use crate::intrinsics::modulo;
 use slots::{PoolSource, pool};
 
