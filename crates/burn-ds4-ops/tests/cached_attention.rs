@@ -8,7 +8,7 @@ use burn_ds4_ops::attention::{
 };
 use burn_ds4_ops::quant::fp8_roundtrip;
 
-use super::caching::{EPSILON, PLAIN, STARTS, Text, close};
+use super::caching::{EPSILON, PLAIN, PROMPT, STARTS, Text, close};
 use super::common::{
     EXACT, Tolerance, absolute, assert_close, compiles_slowly, devices, every_dtype, floats,
     integers, narrow, noise, read, skip, some, values,
@@ -76,19 +76,6 @@ const TEXTS: [Text; 7] = [
     },
 ];
 
-/// Prompts: more queries than a sequence decodes at once, of heads enough to fill a tile of a
-/// warpgroup, or nearly.
-const PROMPT: Text = Text {
-    count: DECODE_TOKENS + 1,
-    heads: 40,
-    width: 128,
-    rotated: 64,
-    span: 20,
-    slots: DECODE_TOKENS + 20,
-    ratio: 4,
-    rows: 30,
-    ..PLAIN
-};
 const PROMPTS: [Text; 5] = [
     // Two tiles of heads, of which the second is not full.
     Text {

@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::attention::{
-    CachedQueries, CachedRows, CachedWindow, NewRows, PagedRows, Positions, RowRounding,
-    WindowLayout, append_rows, cached_attention,
+    CachedQueries, CachedRows, CachedWindow, DECODE_TOKENS, NewRows, PagedRows, Positions,
+    RowRounding, WindowLayout, append_rows, cached_attention,
 };
 
 use super::attending::{Case, Sizes};
@@ -50,6 +50,20 @@ pub const PLAIN: Text = Text {
     rows: 10,
     picks: None,
     seed: 0,
+};
+
+/// Prompts: more queries than a sequence decodes at once, of heads enough to fill a tile of a
+/// warpgroup, or nearly.
+pub const PROMPT: Text = Text {
+    count: DECODE_TOKENS + 1,
+    heads: 40,
+    width: 128,
+    rotated: 64,
+    span: 20,
+    slots: DECODE_TOKENS + 20,
+    ratio: 4,
+    rows: 30,
+    ..PLAIN
 };
 
 /// Before the first block, around a turn of the ring, and with all blocks.

@@ -2,11 +2,11 @@
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_ds4_ops::attention::{
-    CompressorState, DECODE_TOKENS, PagedRows, RowRounding, VisibleBlocks, WindowLayout,
-    compress_rows, index_scores, store_step,
+    CompressorState, PagedRows, RowRounding, VisibleBlocks, WindowLayout, compress_rows,
+    index_scores, store_step,
 };
 
-use super::caching::{PLAIN, STARTS, Text};
+use super::caching::{PLAIN, PROMPT, STARTS, Text};
 use super::common::{assert_refused, devices, every_dtype, floats, integers, noise, read, some};
 use super::compressing::{Case, Sizes};
 use super::storing::{Dtypes, Layer, WINDOW, expect_equal};
@@ -106,28 +106,14 @@ const TEXTS: [Text; 5] = [
         ..PLAIN
     },
     Text {
-        count: DECODE_TOKENS + 1,
-        heads: 40,
-        width: 128,
-        rotated: 64,
-        span: 20,
-        slots: DECODE_TOKENS + 20,
         ratio: 1,
         rows: 150,
-        ..PLAIN
+        ..PROMPT
     },
     Text {
-        count: DECODE_TOKENS + 1,
         layout: WindowLayout::Latest,
-        heads: 40,
-        width: 128,
-        rotated: 64,
-        span: 20,
-        slots: DECODE_TOKENS + 20,
-        ratio: 4,
-        rows: 30,
         picks: Some(20),
-        ..PLAIN
+        ..PROMPT
     },
 ];
 

@@ -17,6 +17,23 @@ pub(crate) enum Rows {
     Paged(PoolRows, usize),
 }
 
+impl Rows {
+    /// Those that are not in pages.
+    fn own(&self) -> Option<&Ring> {
+        match self {
+            Self::Own(ring) => Some(ring),
+            Self::Paged(..) => None,
+        }
+    }
+
+    pub(super) fn own_mut(&mut self) -> Option<&mut Ring> {
+        match self {
+            Self::Own(ring) => Some(ring),
+            Self::Paged(..) => None,
+        }
+    }
+}
+
 /// Rows and raw projections of one compressor.
 #[derive(Clone, Debug)]
 pub(crate) struct CompressedCache {
@@ -109,10 +126,7 @@ impl LayerCache {
     /// All rings that are not in pages.
     pub(super) fn rings(&self) -> impl Iterator<Item = &Ring> {
         let compressed = self.compressors().flat_map(|cache| {
-            let rows = match &cache.rows {
-                Rows::Own(ring) => Some(ring),
-                Rows::Paged(..) => None,
-            };
+            let rows = cache.rows.own();
             rows.into_iter().chain([&cache.raw])
         });
         std::iter::once(&self.window).chain(compressed)
@@ -122,10 +136,7 @@ impl LayerCache {
         let compressed = [&mut self.compressed, &mut self.indexer];
         let compressed = compressed.into_iter().flatten();
         let compressed = compressed.flat_map(|cache| {
-            let rows = match &mut cache.rows {
-                Rows::Own(ring) => Some(ring),
-                Rows::Paged(..) => None,
-            };
+            let rows = cache.rows.own_mut();
             rows.into_iter().chain([&mut cache.raw])
         });
         std::iter::once(&mut self.window).chain(compressed)
@@ -145,17 +156,11 @@ impl LayerCache {
 
     /// The compressed rows that are not in pages.
     pub(super) fn own_rows(&self) -> impl Iterator<Item = &Ring> {
-        self.compressors().filter_map(|cache| match &cache.rows {
-            Rows::Own(ring) => Some(ring),
-            Rows::Paged(..) => None,
-        })
+        self.compressors().filter_map(|cache| cache.rows.own())
     }
 
     pub(super) fn own_rows_mut(&mut self) -> impl Iterator<Item = &mut Ring> {
         self.compressors_mut()
-            .filter_map(|cache| match &mut cache.rows {
-                Rows::Own(ring) => Some(ring),
-                Rows::Paged(..) => None,
-            })
+            .filter_map(|cache| cache.rows.own_mut())
     }
 }

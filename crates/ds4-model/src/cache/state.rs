@@ -358,7 +358,7 @@ impl Cache {
             ];
             for (cache, sizes) in compressors {
                 if let (Some(cache), Some([rows, raw])) = (cache, sizes) {
-                    if let Rows::Own(ring) = &mut cache.rows {
+                    if let Some(ring) = cache.rows.own_mut() {
                         ring.grow(rows.slots);
                     }
                     cache.raw.grow(raw.slots);
