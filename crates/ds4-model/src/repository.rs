@@ -1,6 +1,7 @@
-//! Files that unit tests read: those of the repository, and others that are none.
+//! What unit tests share: files of the repository and others that are none, and wgpu.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A file by its path from the repository's root.
 ///
@@ -9,6 +10,12 @@ use std::path::{Path, PathBuf};
 pub(crate) fn path(relative: &str) -> PathBuf {
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR").expect("a test that cargo runs");
     Path::new(&manifest).join("../..").join(relative)
+}
+
+/// Held by a test while it works on wgpu: a device counts the memory of all threads.
+pub(crate) fn alone_on_wgpu() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes a FIFO, which has no writer, in place of what is there.

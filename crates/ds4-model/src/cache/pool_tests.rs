@@ -7,6 +7,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use super::*;
 use crate::cache::{Cache, Rollback};
 use crate::config::AttentionKind;
+use crate::repository;
 use crate::rope::RotaryConfig;
 
 const DEVICES: [DeviceSpec; 3] = [DeviceSpec::Flex, DeviceSpec::Wgpu, DeviceSpec::Cuda(0)];
@@ -124,6 +125,7 @@ fn no_page_is_lost_or_has_two_holders_whatever_is_taken_and_given_back() {
 
 #[test]
 fn sequences_of_caches_have_pages_of_their_own_until_they_go() {
+    let _alone = repository::alone_on_wgpu();
     for device in DEVICES.into_iter().filter_map(|spec| spec.init().ok()) {
         let pool = pool(&device, 12);
         let mut random = ChaCha12Rng::seed_from_u64(3);
@@ -184,6 +186,7 @@ fn sequences_of_caches_have_pages_of_their_own_until_they_go() {
 
 #[test]
 fn rows_stay_when_a_pool_grows_and_are_copied_by_pages() {
+    let _alone = repository::alone_on_wgpu();
     for device in DEVICES.into_iter().filter_map(|spec| spec.init().ok()) {
         let pool = pool(&device, 2);
         let pages = pool.take(2).unwrap();

@@ -4,6 +4,7 @@ use burn_ds4_ops::device::DeviceSpec;
 use super::*;
 use crate::cache::{CacheConfig, CacheLayout, Rollback};
 use crate::config::AttentionKind;
+use crate::repository;
 use crate::rope::RotaryConfig;
 
 const WINDOW: usize = 4;
@@ -40,6 +41,7 @@ fn cache(spec: DeviceSpec, batch: usize, capacity: usize) -> Option<Cache> {
 }
 
 fn every_device(test: impl Fn(&dyn Fn(usize, usize) -> Cache)) {
+    let _alone = repository::alone_on_wgpu();
     for spec in [DeviceSpec::Flex, DeviceSpec::Wgpu, DeviceSpec::Cuda(0)] {
         if cache(spec, 1, 1).is_some() {
             test(&|batch, capacity| cache(spec, batch, capacity).unwrap());

@@ -152,11 +152,12 @@ fn pages_of_tensors_that_were_read_are_given_back() {
     assert_eq!(again.bytes[..4], 1.5f32.to_le_bytes());
 }
 
-/// Two adapters of wgpu, or the one twice.
+/// Two adapters of wgpu, or the one twice, for as long as the guard is held.
 #[cfg(feature = "wgpu")]
-pub(super) fn wgpu() -> Option<[Device; 2]> {
+pub(super) fn wgpu() -> Option<(std::sync::MutexGuard<'static, ()>, [Device; 2])> {
     use burn::tensor::{DeviceKind, DeviceType};
     use burn_ds4_ops::device::DeviceSpec;
+    let alone = repository::alone_on_wgpu();
     let first = DeviceSpec::Wgpu.init().ok()?;
     let cpu = Device::wgpu(DeviceKind::Cpu);
     let found = Device::enumerate(DeviceType::Wgpu);
@@ -165,7 +166,7 @@ pub(super) fn wgpu() -> Option<[Device; 2]> {
     } else {
         first.clone()
     };
-    Some([first, second])
+    Some((alone, [first, second]))
 }
 
 #[cfg(feature = "wgpu")]
@@ -177,7 +178,7 @@ fn a_device_that_does_not_take_its_part_is_named_and_the_other_gives_its_memory_
     use crate::config::ModelConfig;
     use crate::placement::Devices;
 
-    let Some([first, second]) = wgpu() else {
+    let Some((_alone, [first, second])) = wgpu() else {
         eprintln!("skipped: wgpu");
         return;
     };

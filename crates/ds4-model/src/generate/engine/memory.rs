@@ -307,15 +307,17 @@ mod tests {
         }
     }
 
-    /// The shipped model on wgpu, and a prompt. Reports where there is no such device.
+    /// The shipped model on wgpu, and a prompt, for as long as the guard is held. Reports where
+    /// there is no such device.
     ///
     /// # Panics
     ///
     /// Where `DS4_REQUIRE` names it.
     #[cfg(all(feature = "wgpu", not(feature = "fusion")))]
-    fn on_wgpu() -> Option<(Pipeline, Vec<u32>)> {
+    fn on_wgpu() -> Option<(std::sync::MutexGuard<'static, ()>, Pipeline, Vec<u32>)> {
         use burn_ds4_ops::device::DeviceSpec;
 
+        let alone = repository::alone_on_wgpu();
         let required = std::env::var("DS4_REQUIRE").unwrap_or_default();
         let is_required = required.split(',').any(|name| name.trim() == "wgpu");
         let device = DeviceSpec::Wgpu.init();
@@ -326,13 +328,13 @@ mod tests {
         let dir = repository::path("assets/ds4-tiny");
         let pipeline = Pipeline::open(&dir, &device.ok()?).expect("an asset");
         let prompt = pipeline.encode("And God said,").expect("a text");
-        Some((pipeline, prompt))
+        Some((alone, pipeline, prompt))
     }
 
     #[cfg(all(feature = "wgpu", not(feature = "fusion")))]
     #[test]
     fn the_copy_of_the_caches_does_not_count_as_memory_of_a_recording() {
-        let Some((pipeline, prompt)) = on_wgpu() else {
+        let Some((_alone, pipeline, prompt)) = on_wgpu() else {
             return;
         };
         let config = EngineConfig {
@@ -356,7 +358,7 @@ mod tests {
     #[cfg(all(feature = "wgpu", not(feature = "fusion")))]
     #[test]
     fn what_is_recorded_and_not_replayed_makes_way_for_a_text_that_waits() {
-        let Some((pipeline, prompt)) = on_wgpu() else {
+        let Some((_alone, pipeline, prompt)) = on_wgpu() else {
             return;
         };
         let request = |tokens| Request {
