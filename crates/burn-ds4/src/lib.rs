@@ -4,9 +4,31 @@
 //! The library has what others mount or embed: [`serve::Server`], whose routes are an
 //! [`axum::Router`], and the loop of a [`chat`]. The model itself is the crate [`ds4_model`].
 //!
+//! # Example
+//!
+//! A service of your own that has the routes of `burn-ds4 serve` below one of its paths:
+//!
+//! ```no_run
+//! # #[cfg(feature = "protocols")]
+//! # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! use axum::Router;
+//! use burn_ds4::serve::{Options, Server};
+//!
+//! let options = Options { model: "DeepSeek-V4-Flash".into(), ..Options::default() };
+//! // Loading takes a while, in which others wait for this thread.
+//! let server = tokio::task::spawn_blocking(move || Server::start(&options)).await??;
+//! let router: Router = Router::new().nest_service("/model", server.router());
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:8080").await?;
+//! axum::serve(listener, router).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Features
+//!
 //! Conversations take the feature `protocols`, which is on by default: DeepSeek's own crates, and
-//! with them a C and a C++ compiler. Without it there are `generate`, `inspect`,
-//! `convert`, `eval` and `bench`.
+//! with them a C and a C++ compiler. Without it there are `generate`, `inspect`, `convert`, `eval`
+//! and `bench`. `flex` (default), `wgpu`, `cuda` and `cpu` choose the devices.
 
 mod bench;
 #[cfg(feature = "protocols")]

@@ -14,21 +14,45 @@
 //!   a [`flash_head`] in place of the output matrix
 //! - For tests and debugging: [`trace`]; for messages: [`printable`]
 //!
-//! The examples of these pages load the checkpoint of the repository, `assets/ds4-tiny`, from the
-//! folder of this crate.
+//! # Examples
 //!
-//! ```no_run
+//! A layer in a model of your own. It needs no checkpoint:
+//!
+//! ```
+//! # #[cfg(feature = "flex")] {
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use ds4_model::moe::MoeLayerConfig;
+//!
+//! let device = Device::flex();
+//! // Tokens of width 64, and 8 experts of width 32, of which each token has two.
+//! let layer = MoeLayerConfig::new(64, 32, 8, 2).init(&device);
+//! let x = Tensor::<3>::random([1, 5, 64], Distribution::Normal(0.0, 1.0), &device);
+//! // Token ids choose the experts of hash routers alone.
+//! let y = layer.forward(x, Tensor::zeros([1, 5], &device));
+//! assert_eq!(y.dims(), [1, 5, 64]);
+//! # }
+//! ```
+//!
+//! Text of a checkpoint, here of that in the repository, from the folder of this crate. Other
+//! examples of these pages load it, too:
+//!
+//! ```
+//! # #[cfg(feature = "flex")]
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use burn_ds4_ops::device::DeviceSpec;
 //! use ds4_model::pipeline::Pipeline;
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let device = "wgpu".parse::<burn_ds4_ops::device::DeviceSpec>()?.init()?;
-//! let pipeline = Pipeline::open("DIR".as_ref(), &device)?;
+//! // Or "cuda", "cuda:1", "wgpu".
+//! let device = "flex".parse::<DeviceSpec>()?.init()?;
+//! let pipeline = Pipeline::open("../../assets/ds4-tiny".as_ref(), &device)?;
 //! let prompt = pipeline.encode("And God said,")?;
-//! for piece in pipeline.generate(pipeline.defaults.clone(), &prompt)? {
+//! for piece in pipeline.generate(pipeline.defaults.clone(), &prompt)?.take(8) {
 //!     print!("{}", piece?);
 //! }
 //! # Ok(())
 //! # }
+//! # #[cfg(not(feature = "flex"))]
+//! # fn main() {}
 //! ```
 
 pub mod attention;
