@@ -9,8 +9,8 @@
 //   FAKE_CUDA_SHARED   bytes of shared memory of a block, at most (232448)
 //   FAKE_CUDA_SMS      streaming multiprocessors (132)
 //   FAKE_CUDA_PTX      folder for the PTX, a file for each module
-//   FAKE_CUDA_LAUNCHES file for the names of the kernels that are launched, a line for each, and of
-//                      copies within the device
+//   FAKE_CUDA_LAUNCHES file for the kernels that are launched, a line for each with its name, grid,
+//                      block and bytes of shared memory, and for copies within the device
 
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -250,11 +250,11 @@ result cuModuleGetFunction(void **function, void *module, const char *name) {
   return *function ? SUCCESS : OUT_OF_MEMORY;
 }
 
-static void launched(const char *name) {
+static void launched(const char *line) {
   static FILE *file;
   const char *path = getenv("FAKE_CUDA_LAUNCHES");
   if (path && (file || (file = fopen(path, "w")))) {
-    fprintf(file, "%s\n", name);
+    fprintf(file, "%s\n", line);
     fflush(file);
   }
 }
@@ -274,7 +274,10 @@ result cuFuncSetAttribute(void *function, int attribute, int value) {
 // Refuses what the device could not launch.
 result cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned x,
                       unsigned y, unsigned z, unsigned shared_bytes) {
-  launched(function);
+  char line[512];
+  snprintf(line, sizeof line, "%s %u,%u,%u %u,%u,%u %u", (const char *)function, grid_x, grid_y,
+           grid_z, x, y, z, shared_bytes);
+  launched(line);
   int threads = x >= 1 && y >= 1 && z >= 1 && (uint64_t)x * y * z <= 1024;
   int grid = grid_x >= 1 && grid_x <= 2147483647 && grid_y >= 1 && grid_y <= 65535 &&
              grid_z >= 1 && grid_z <= 65535;

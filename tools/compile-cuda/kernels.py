@@ -1,15 +1,16 @@
-"""Compares the CUDA C++ of the operators' kernels with a list of hashes.
+"""Compares the operators' kernels in CUDA C++, and how they are launched, with a list of hashes.
 
     kernels.py LIST FOLDER... [--accept]
 
 Each folder has the sources that one operator's benchmark cases launch, as `SOURCES=1 run.sh` keeps
-them, and is named after the operator. The list has a line for each kernel: operator, kernel, hash;
-a kernel that is compiled in several ways has as many lines. Kernels of Burn and CubeCL are left
-out. What differs from the list is printed and makes the program fail, or with --accept becomes the
-list.
+them, and is named after the operator. The list has a line for each kernel: operator, kernel, hash
+of the source, hash of the launches; a kernel that is compiled in several ways has as many lines.
+Kernels of Burn and CubeCL are left out. What differs from the list is printed and makes the program
+fail, or with --accept becomes the list.
 
-The hash is of the source without what may differ from run to run: variables are numbered in the
-order of their first use, declarations of types are sorted, and the entry has no hash in its name.
+The launches are all grids, blocks and bytes of shared memory of the cases. The source is hashed
+without what may differ from run to run: variables are numbered in the order of their first use,
+declarations of types are sorted, and the entry has no hash in its name.
 
 That hash in the name is the end of the key by which a store on disk finds a kernel. Two sources of
 one name, also those of Burn and CubeCL, would be one kernel there, and make the program fail.
@@ -54,8 +55,24 @@ def normalised(source, entry):
     return "".join(sorted(head.splitlines(True))) + begin + VARIABLE.sub(rename, body)
 
 
+def short(text):
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def launches(folder):
+    """Of each key, its distinct launches."""
+    found = defaultdict(set)
+    for path in glob.glob(os.path.join(folder, "sm_*", "launches")):
+        with open(path) as file:
+            for line in file:
+                key, _, size = line.partition(" ")
+                found[key].add(size)
+    return found
+
+
 def kernels(folder, own, keys):
     operator = os.path.basename(folder.rstrip("/"))
+    sizes = launches(folder)
     for path in glob.glob(os.path.join(folder, "sm_*", "*.ptx")):
         with open(path, errors="replace") as file:
             source = file.read().rstrip("\0")
@@ -64,10 +81,10 @@ def kernels(folder, own, keys):
             sys.exit(f"{path}: no kernel")
         kernel = entry.group(1)
         key = f"{kernel}_{entry.group(2)}"
-        sha = hashlib.sha256(normalised(source, key).encode()).hexdigest()[:16]
+        sha = short(normalised(source, key))
         keys[key].add(sha)
         if any(kernel.startswith(name) for name in own):
-            yield f"{operator} {kernel} {sha}"
+            yield f"{operator} {kernel} {sha} {short(''.join(sorted(sizes[key])))}"
 
 
 def main():
@@ -93,12 +110,15 @@ def main():
         return
     with open(path) as file:
         known = Counter(file.read().splitlines())
-    changed = defaultdict(lambda: [0, 0])
+    changed = defaultdict(lambda: [Counter(), Counter()])
     for side, lines in enumerate((known - now, now - known)):
         for line in lines.elements():
-            changed[line.rsplit(" ", 1)[0]][side] += 1
+            name, source, _ = line.rsplit(" ", 2)
+            changed[name][side][source] += 1
     for name, (gone, new) in sorted(changed.items()):
-        print(f"{name}: {gone} gone, {new} new")
+        otherwise = (gone & new).total()
+        gone, new = gone.total() - otherwise, new.total() - otherwise
+        print(f"{name}: {gone} gone, {new} new, {otherwise} launched otherwise")
     operators = sorted({name.split()[0] for name in changed})
     if operators:
         sys.exit(f"kernels that are not those of the list: {', '.join(operators)}")

@@ -77,6 +77,7 @@ while read -r sm shared sms name; do
   printf '== sm_%s, as on %s\n' "$sm" "$name"
   env LD_LIBRARY_PATH="$cache/driver:$nvrtc" CUDA_PATH="$cache/nvidia/cu13" \
     FAKE_CUDA_SM="$sm" FAKE_CUDA_SHARED="$shared" FAKE_CUDA_SMS="$sms" FAKE_CUDA_PTX="$folder" \
+    FAKE_CUDA_LAUNCHES="$folder/launches" \
     "$program" launch --device cuda "$@" >"$out/log" || {
     cat "$out/log"
     exit 1

@@ -1,5 +1,6 @@
 //! Queries of tensors and devices that all families use on the host before they launch a kernel.
 
+use crate::dims::Dims;
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::{into_contiguous, slice};
@@ -25,6 +26,7 @@ pub(crate) mod prelude {
         row_vector_size, vector_size, with_contiguous_rows, with_vectors, writable,
     };
     pub(crate) use crate::caps::Caps;
+    pub(crate) use crate::dims::Dims;
 }
 
 /// The most cubes in a dimension that every device allows.
@@ -109,7 +111,7 @@ pub(crate) fn aligned(matrix: CubeTensor) -> CubeTensor {
 
 /// Some rows of a matrix.
 pub(crate) fn narrow(matrix: &CubeTensor, first: usize, count: usize) -> CubeTensor {
-    let [rows, columns] = matrix.shape().dims();
+    let [rows, columns] = matrix.dims();
     if count == rows {
         return matrix.clone();
     }

@@ -65,6 +65,7 @@ pub mod collective;
 #[cfg(feature = "cube")]
 mod comptime_option;
 pub mod device;
+mod dims;
 mod error;
 pub mod flash_head;
 pub mod gated_delta;

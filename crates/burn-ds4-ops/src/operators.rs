@@ -17,6 +17,8 @@ pub(crate) mod prelude {
     pub(crate) use super::operators;
     #[cfg(feature = "fusion")]
     pub(crate) use super::{like, spec};
+    #[cfg(feature = "fusion")]
+    pub(crate) use crate::dims::dims_of;
 }
 
 /// Extends Burn's backends by a family's operators. An operator's body is its reference, generic

@@ -34,7 +34,7 @@ operators! {
     /// See [`sink_probabilities`](super::sink_probabilities). Takes f32 queries that are already
     /// multiplied by the scale; `columns` is the number of columns of the result.
     #[fusion(meta = |inputs, columns| {
-        let [batch, count, heads, _] = inputs.queries.shape.dims();
+        let [batch, count, heads, _] = dims_of(&inputs.queries.shape);
         spec([batch, count, heads, *columns], DType::F32)
     })]
     fn sink_probabilities(
@@ -48,7 +48,7 @@ operators! {
 
     /// See [`index_scores`](super::index_scores).
     #[fusion(meta = |inputs| {
-        let [batch, count, _, _] = inputs.queries.shape.dims();
+        let [batch, count, _, _] = dims_of(&inputs.queries.shape);
         spec([batch, count, count_rows(&inputs.keys)], DType::F32)
     })]
     fn index_scores(#[extension_type] inputs: IndexInputs<Self>) -> FloatTensor<Self> {

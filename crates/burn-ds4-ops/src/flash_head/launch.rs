@@ -36,7 +36,7 @@ pub(super) fn can_run(
     chosen: &CubeTensor,
 ) -> bool {
     let (tokens, probes) = (h.shape()[0], chosen.shape()[1]);
-    let [clusters, capacity] = head.ids.shape().dims();
+    let [clusters, capacity] = head.ids.dims();
     // Special tokens count too, and there are no more of them than rows.
     let candidates = (clusters + probes) * capacity;
     i32::try_from(tokens * candidates).is_ok()
@@ -71,7 +71,7 @@ impl Candidates {
     }
 
     fn dims(&self) -> [usize; 4] {
-        let [tokens, probes] = self.chosen.shape().dims();
+        let [tokens, probes] = self.chosen.dims();
         let special = self.special.as_ref().map_or(0, |(rows, _)| rows.shape()[0]);
         [tokens, probes, self.ids.shape()[1], special]
     }

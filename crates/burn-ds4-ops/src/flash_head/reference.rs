@@ -1,6 +1,7 @@
 //! The two stages in plain tensor operations.
 
 use super::args::HeadTensors;
+use crate::dims::Dims;
 use crate::matmul::{MatmulOps, multiply_one};
 use crate::optional::OptionalInt;
 use crate::reference::prelude::*;
@@ -64,7 +65,7 @@ pub(super) fn candidates<B: MatmulOps>(
     let device = h.device();
     let mask_dtype = bool_dtype::<B>(&device);
     let tokens = h.shape()[0];
-    let [clusters, capacity] = head.ids.shape().dims();
+    let [clusters, capacity] = head.ids.dims();
     let probes = chosen.shape()[1];
     let all_ids = int_reshape::<B>(head.ids, [clusters * capacity]);
     let ids_of = |rows: IntTensor<B>| {

@@ -13,7 +13,7 @@ fn results(
     pool: &TensorSpec,
     store: &StateStoreMetadata,
 ) -> (TensorSpec, TensorSpec) {
-    let [batch, tokens, heads, channels] = recurrence.v.shape.dims();
+    let [batch, tokens, heads, channels] = dims_of(&recurrence.v.shape);
     let stored = match store {
         StateStoreMetadata::Apart => {
             spec([batch, tokens, heads, channels, pool.shape[3]], pool.dtype)

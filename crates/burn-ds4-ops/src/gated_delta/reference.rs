@@ -5,6 +5,7 @@
 //! long as the state is not rounded in between.
 
 use super::args::{NORM_EPSILON, Recurrence, StateStore};
+use crate::dims::{Dims, dims_of};
 use crate::reference::prelude::*;
 
 /// Slots clamped to the pool, and which of them are skipped.
@@ -74,7 +75,7 @@ pub(super) fn gated_delta_rule<B: Backend>(
         StateStore::Apart => {
             let mut states = Vec::new();
             let outputs = steps::<B>(&recurrence, first, &read, |_, state| {
-                let [batch, heads, channels, width] = state.shape().dims();
+                let [batch, heads, channels, width] = state.dims();
                 let state = mask_skipped::<B>(state.clone(), &read.skipped);
                 let state = B::float_cast(state, pool.dtype().into());
                 let shape = Shape::new([batch, 1, heads, channels, width]);
@@ -98,7 +99,7 @@ fn steps<B: Backend>(
     slots: &Slots<B>,
     mut after: impl FnMut(usize, &FloatTensor<B>),
 ) -> FloatTensor<B> {
-    let [_, tokens, _, _] = recurrence.v.shape().dims();
+    let [_, tokens, _, _] = recurrence.v.dims();
     let dtype: FloatDType = recurrence.v.dtype().into();
     let outputs = (0..tokens).map(|token| {
         let output;
@@ -113,7 +114,7 @@ impl<B: Backend> Recurrence<B> {
     /// Returns the output `[batch, 1, value heads, channels]` and the next state.
     fn step(&self, token: usize, state: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
         let shape = state.shape();
-        let [batch, heads, channels, _] = shape.dims();
+        let [batch, heads, channels, _] = dims_of(&shape);
         let q = self.of_value_heads(B::float_mul_scalar(
             self.normalized(&self.q, token),
             self.scale.into(),
@@ -150,7 +151,7 @@ impl<B: Backend> Recurrence<B> {
     /// `[batch, 1, heads, width]` to `[batch, value heads, 1, width]`: neighbouring value heads
     /// share a head.
     fn of_value_heads(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
-        let [batch, _, heads, width] = rows.shape().dims();
+        let [batch, _, heads, width] = rows.dims();
         let value_heads = self.v.shape()[2];
         let rows = reshape::<B>(rows, [batch, heads, 1, width]);
         let shared = Shape::new([batch, heads, value_heads / heads, width]);
@@ -162,7 +163,7 @@ impl<B: Backend> Recurrence<B> {
     fn decay(&self, token: usize) -> FloatTensor<B> {
         let a = token_slice::<B>(&self.a, token);
         let shape = a.shape();
-        let [batch, _, heads] = shape.dims();
+        let [batch, _, heads] = dims_of(&shape);
         let of_heads = |tensor: &FloatTensor<B>| {
             let tensor = as_f32::<B>(tensor.clone());
             broadcast::<B>(tensor, [1, 1, heads], shape.clone())
@@ -182,7 +183,7 @@ impl<B: Backend> Recurrence<B> {
     /// `1 / (1 + exp(-b))`: `[batch, value heads, 1, 1]`.
     fn beta(&self, token: usize) -> FloatTensor<B> {
         let b = token_slice::<B>(&self.b, token);
-        let [batch, _, heads] = b.shape().dims();
+        let [batch, _, heads] = b.dims();
         let beta = B::float_recip(B::float_add_scalar(
             B::float_exp(B::float_neg(b)),
             1.0.into(),

@@ -2,6 +2,7 @@
 //! are the default bodies of the operators' backend trait.
 
 use super::args::{Mix, Sinkhorn};
+use crate::dims::Dims;
 use crate::matmul::{MatmulOps, multiply_one};
 use crate::norm::NormOps;
 use crate::optional::OptionalFloat;
@@ -16,7 +17,7 @@ pub(super) type Collapsed<B> = (
 );
 
 pub(super) fn collapse<B: MatmulOps + NormOps>(mix: Mix<B>, sinkhorn: Sinkhorn) -> Collapsed<B> {
-    let [tokens, n, _] = mix.streams.shape().dims();
+    let [tokens, n, _] = mix.streams.dims();
     let epsilon = sinkhorn.epsilon;
     let mixes = mixes::<B>(&mix, sinkhorn.norm_epsilon);
     let part = |range| slice::<B>(mixes.clone(), 1, range);
@@ -65,7 +66,7 @@ pub(super) fn expand<B: MatmulOps>(
     streams: FloatTensor<B>,
     coefficients: FloatTensor<B>,
 ) -> FloatTensor<B> {
-    let [tokens, n, d] = streams.shape().dims();
+    let [tokens, n, d] = streams.dims();
     let dtype = streams.dtype();
     let part = |range| slice::<B>(coefficients.clone(), 1, range);
     let post = reshape::<B>(part(n..2 * n), [tokens, n, 1]);
@@ -79,7 +80,7 @@ pub(super) fn expand<B: MatmulOps>(
 
 /// `function · v / rms(v) · scale + base`, where `v` is all streams of a token side by side.
 fn mixes<B: MatmulOps>(mix: &Mix<B>, norm_epsilon: f64) -> FloatTensor<B> {
-    let [tokens, n, d] = mix.streams.shape().dims();
+    let [tokens, n, d] = mix.streams.dims();
     let flat = reshape::<B>(mix.streams.clone(), [tokens, n * d]);
     let function = mix.function.clone();
     let projected = multiply_one::<B>(flat.clone(), function, FloatDType::F32);
@@ -101,7 +102,7 @@ fn normalize<B: MatmulOps>(matrix: FloatTensor<B>, dim: usize, epsilon: f64) -> 
 
 /// `Σ_i weights[i] · streams[i]`, summed in f32.
 fn weighted_sum<B: MatmulOps>(streams: FloatTensor<B>, weights: FloatTensor<B>) -> FloatTensor<B> {
-    let [tokens, n, d] = streams.shape().dims();
+    let [tokens, n, d] = streams.dims();
     let dtype = streams.dtype();
     let weights = reshape::<B>(weights, [tokens, 1, n]);
     let sum = B::precise_matmul(weights, as_f32::<B>(streams));

@@ -16,14 +16,14 @@ const MAX_STEPS: usize = 4;
 /// Vectors of a row that each lane of a plane reads, and elements of a vector.
 fn steps(matrices: [&CubeTensor; 2], plane: u32) -> (usize, usize) {
     let [embedding, output] = matrices;
-    let [_, rank] = embedding.shape().dims();
+    let [_, rank] = embedding.dims();
     let size = row_vector_size([embedding, output], rank);
     ((rank / size).div_ceil(plane as usize), size)
 }
 
 pub(super) fn can_draft(logits: &CubeTensor, matrices: [&CubeTensor; 2]) -> bool {
-    let [texts, places, columns] = logits.shape().dims();
-    let [vocabulary, _] = matrices[0].shape().dims();
+    let [texts, places, columns] = logits.dims();
+    let [vocabulary, _] = matrices[0].dims();
     let caps = Caps::of(&logits.client);
     caps.plane()
         .is_some_and(|plane| steps(matrices, plane).0 <= MAX_STEPS)
@@ -40,12 +40,12 @@ pub(super) fn markov_drafts(
     tokens: CubeTensor,
     matrices: [CubeTensor; 2],
 ) -> CubeTensor {
-    let [texts, places, columns] = logits.shape().dims();
+    let [texts, places, columns] = logits.dims();
     let (client, caps) = (logits.client.clone(), Caps::of(&logits.client));
     let plane = caps.plane().expect("checked by can_draft");
     let matrices = matrices.map(into_contiguous);
     let (steps, size) = steps([&matrices[0], &matrices[1]], plane);
-    let [vocabulary, rank] = matrices[0].shape().dims();
+    let [vocabulary, rank] = matrices[0].dims();
     let [logits, tokens] = [logits, tokens].map(into_contiguous);
     let ids = ids.map(into_contiguous);
     let cube_texts = match ids {

@@ -1,6 +1,7 @@
 //! The drafts in plain tensor operations. Generic over the backend, as it is the default body of
 //! the operator's backend trait.
 
+use crate::dims::{Dims, dims_of};
 use crate::reference::prelude::*;
 
 pub(super) fn markov_drafts<B: Backend>(
@@ -9,8 +10,8 @@ pub(super) fn markov_drafts<B: Backend>(
     tokens: IntTensor<B>,
     [embedding, output]: [FloatTensor<B>; 2],
 ) -> IntTensor<B> {
-    let [lanes, places, columns] = logits.shape().dims();
-    let [vocabulary, _] = embedding.shape().dims();
+    let [lanes, places, columns] = logits.dims();
+    let [vocabulary, _] = embedding.dims();
     let [embedding, output] = [embedding, output].map(|matrix| as_f32::<B>(matrix));
     let known = |ids| B::int_cast(within::<B>(ids, vocabulary), INT);
     let mut last = known(tokens);
@@ -40,11 +41,11 @@ fn bias<B: Backend>(
     output: FloatTensor<B>,
     candidates: Option<IntTensor<B>>,
 ) -> FloatTensor<B> {
-    let [lanes, rank] = embedded.shape().dims();
+    let [lanes, rank] = embedded.dims();
     let Some(candidates) = candidates else {
         return B::float_matmul(embedded, B::float_swap_dims(output, 0, 1));
     };
-    let [_, columns] = candidates.shape().dims();
+    let [_, columns] = candidates.dims();
     let shape = Shape::new([lanes, columns, rank]);
     let candidates = int_reshape::<B>(candidates, [lanes * columns]);
     let rows = B::float_reshape(B::float_select(output, 0, candidates), shape.clone());
@@ -57,7 +58,7 @@ fn bias<B: Backend>(
 /// column, -1 where there is none: `[lanes]`.
 fn best<B: Backend>(sums: FloatTensor<B>, ids: Option<IntTensor<B>>) -> IntTensor<B> {
     let (device, shape) = (sums.device(), sums.shape());
-    let [lanes, columns] = shape.dims();
+    let [lanes, columns] = dims_of(&shape);
     let dtype = bool_dtype::<B>(&device);
     let nan = B::float_is_nan(sums.clone(), dtype);
     let sums = B::float_mask_fill(sums, nan, f32::NEG_INFINITY.into());

@@ -1,11 +1,11 @@
 //! The host side: which kernel, and how the work is divided.
 
-use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::TensorList;
+use crate::dims::Dims;
 use crate::gemm::launch::dense::{ListOutput, MatrixList};
 use crate::gemm::launch::library::linear;
 use crate::launching::output;
@@ -24,7 +24,7 @@ pub(super) fn small_m_matmul(
     dtype: DType,
     invariant_rows: usize,
 ) -> TensorList<CubeBackend> {
-    let [rows, _] = x.shape().dims();
+    let [rows, _] = x.dims();
     let list = weights.clone().into_vec();
     if list.len() < 2 || rows > invariant_rows {
         return weights.map(|weight| product(x.clone(), weight, dtype, invariant_rows));
@@ -35,7 +35,7 @@ pub(super) fn small_m_matmul(
 }
 
 fn product(x: CubeTensor, weight: CubeTensor, dtype: DType, invariant_rows: usize) -> CubeTensor {
-    let ([rows, _], [height, _]) = (x.shape().dims(), weight.shape().dims());
+    let ([rows, _], [height, _]) = (x.dims(), weight.dims());
     let list = MatrixList::of(&weight);
     let narrow = weight.dtype == DType::F32 && height <= NARROW_HEIGHT && rows <= MAX_NARROW_ROWS;
     if rows > invariant_rows && !narrow && !list.streams(&x) {

@@ -3,6 +3,7 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::FloatDType;
 
 use super::MatmulOps;
+use crate::dims::Dims;
 use crate::reference::slice;
 
 /// `x · weightᵀ` in f32, cast to `dtype`.
@@ -12,7 +13,7 @@ pub(super) fn small_m_matmul<B: MatmulOps>(
     dtype: FloatDType,
     invariant_rows: usize,
 ) -> FloatTensor<B> {
-    let [rows, _] = x.shape().dims();
+    let [rows, _] = x.dims();
     let x = B::float_cast(x, FloatDType::F32);
     let weight = B::float_transpose(B::float_cast(weight, FloatDType::F32));
     let result = if rows > invariant_rows {

@@ -9,6 +9,7 @@ use burn::tensor::{IndexingUpdateOp, TensorData, read_sync};
 
 use super::args::PackedExperts;
 use super::backend::MoeOps;
+use crate::dims::Dims;
 #[cfg(feature = "flex")]
 use crate::quant::{Activations, linear};
 use crate::quant::{FP8_BLOCK, PackedWeights, QuantOps};
@@ -42,8 +43,8 @@ pub(super) fn gathered<B: QuantOps>(
     weights: FloatTensor<B>,
     experts: PackedExperts<B>,
 ) -> FloatTensor<B> {
-    let [tokens, d] = x.shape().dims();
-    let [_, k] = ids.shape().dims();
+    let [tokens, d] = x.dims();
+    let [_, k] = ids.dims();
     let [count, _, _] = experts.gate_up.dims();
     let pairs = tokens * k;
     // An id out of range is clamped to one that can be read, and its output is dropped: as a
@@ -85,7 +86,7 @@ pub(super) fn mixture<B: MoeOps>(
 ) -> FloatTensor<B> {
     let routed = B::expert_ffn(x.clone(), ids, weights, routed);
     let (dtype, device) = (x.dtype().into(), x.device());
-    let [tokens, _] = x.shape().dims();
+    let [tokens, _] = x.dims();
     let to_first = B::int_zeros(Shape::new([tokens, 1]), &device, INT);
     let weights = B::float_ones(Shape::new([tokens, 1]), &device, FloatDType::F32);
     let shared = B::expert_ffn(x, to_first, weights, shared);
@@ -99,7 +100,7 @@ fn multiply<B: QuantOps>(
     x: FloatTensor<B>,
 ) -> FloatTensor<B> {
     let [_, out, _] = matrices.dims();
-    let [pairs, columns] = x.shape().dims();
+    let [pairs, columns] = x.dims();
     let matrices = B::dequantize_weights(matrices.select(ids), x.dtype().into());
     let x = B::float_reshape(x, Shape::new([pairs, columns, 1]));
     let products = B::precise_matmul(matrices, x);
@@ -117,8 +118,8 @@ pub(super) fn grouped<B: QuantOps>(
 ) -> FloatTensor<B> {
     let device = x.device();
     let dtype: FloatDType = x.dtype().into();
-    let [tokens, d] = x.shape().dims();
-    let [_, k] = ids.shape().dims();
+    let [tokens, d] = x.dims();
+    let [_, k] = ids.dims();
     let [count, _, _] = experts.gate_up.dims();
 
     let ids = read_sync(B::int_into_data(ids)).expect("ids that can be read");
@@ -182,7 +183,7 @@ fn hidden_layer<B: QuantOps>(
     experts: &PackedExperts<B>,
     dtype: FloatDType,
 ) -> FloatTensor<B> {
-    let [_, width] = gate_up.shape().dims();
+    let [_, width] = gate_up.dims();
     let gate_up = B::float_cast(gate_up, FloatDType::F32);
     let gate = slice::<B>(gate_up.clone(), 1, 0..width / 2);
     let up = slice::<B>(gate_up, 1, width / 2..width);
@@ -197,7 +198,7 @@ fn hidden_layer<B: QuantOps>(
 
 /// Sums `[tokens · k, d]` over the `k` slots of a token.
 fn sum_slots<B: Backend>(outputs: FloatTensor<B>, tokens: usize) -> FloatTensor<B> {
-    let [pairs, d] = outputs.shape().dims();
+    let [pairs, d] = outputs.dims();
     let outputs = B::float_reshape(outputs, Shape::new([tokens, pairs / tokens, d]));
     B::float_reshape(B::float_sum_dim(outputs, 1), Shape::new([tokens, d]))
 }

@@ -8,7 +8,7 @@ const CUBE_ROWS: u32 = 4;
 const REGISTER_BYTES: usize = 128;
 
 pub(super) fn can_normalize(x: &CubeTensor, weight: Option<&CubeTensor>) -> bool {
-    let [rows, columns] = x.shape().dims();
+    let [rows, columns] = x.dims();
     i32::try_from(rows.max(columns)).is_ok()
         && is_float(x.dtype)
         && weight.is_none_or(|weight| is_float(weight.dtype))
@@ -33,7 +33,7 @@ impl Norm {
     pub(crate) fn new(x: CubeTensor, weight: Option<CubeTensor>, epsilon: f64) -> Self {
         let x = with_contiguous_rows(x);
         let weight = weight.map(into_contiguous);
-        let [rows, columns] = x.shape().dims();
+        let [rows, columns] = x.dims();
         let plane = Caps::of(&x.client)
             .plane()
             .expect("checked by can_normalize");
@@ -65,7 +65,7 @@ impl Norm {
 pub(super) fn rms_norm(x: CubeTensor, weight: Option<CubeTensor>, epsilon: f64) -> CubeTensor {
     let norm = Norm::new(x, weight, epsilon);
     let (x, weight, normalized) = (norm.x, norm.weight, norm.output);
-    let [rows, _] = x.shape().dims();
+    let [rows, _] = x.dims();
     let client = x.client.clone();
     let RmsNormBlueprint {
         partition,

@@ -4,6 +4,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, TensorMetadata};
 use burn::tensor::Shape;
 
+use crate::dims::Dims;
 use crate::gemm::Fp4Layout;
 use crate::matmul::TensorList;
 use crate::reference::ranges;
@@ -66,9 +67,9 @@ impl<B: Backend> PackedWeights<B> {
     /// `[count, out, in]`.
     pub(crate) fn dims(&self) -> [usize; 3] {
         match self {
-            Self::Dense { values } => values.shape().dims(),
+            Self::Dense { values } => values.dims(),
             Self::Fp8 { words, columns, .. } | Self::Fp4 { words, columns, .. } => {
-                let [count, rows, _] = words.shape().dims();
+                let [count, rows, _] = words.dims();
                 [count, rows, *columns]
             }
         }

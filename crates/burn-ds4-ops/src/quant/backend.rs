@@ -124,7 +124,7 @@ mod fusion {
 
     fn dims(weights: &PackedWeightsMetadata) -> [usize; 3] {
         match weights {
-            PackedWeightsMetadata::Dense { values } => values.shape.dims(),
+            PackedWeightsMetadata::Dense { values } => crate::dims::dims_of(&values.shape),
             PackedWeightsMetadata::Fp8 { words, columns, .. }
             | PackedWeightsMetadata::Fp4 { words, columns, .. } => {
                 [words.shape[0], words.shape[1], *columns]

@@ -1,4 +1,3 @@
-use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
@@ -8,6 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::args::{Activations, LinearProducts, PackedWeights};
 use super::reference;
 use crate::caps::Caps;
+use crate::dims::Dims;
 use crate::gemm::kernel::WeightFormat;
 use crate::gemm::launch::dense::ListOutput;
 use crate::gemm::launch::{
@@ -77,7 +77,7 @@ fn input(x: CubeTensor, activations: Activations) -> CubeTensor {
 /// The rows of `[tokens, groups, in]`. A reshape would copy those of one group if there are gaps
 /// between them.
 fn into_rows(mut x: CubeTensor) -> CubeTensor {
-    let [tokens, groups, columns] = x.shape().dims();
+    let [tokens, groups, columns] = x.dims();
     if groups > 1 || x.is_contiguous() || x.meta.is_tiled() {
         return CubeBackend::float_reshape(x, [tokens * groups, columns].into());
     }
@@ -87,7 +87,7 @@ fn into_rows(mut x: CubeTensor) -> CubeTensor {
 
 /// The rows of `x` by one dense matrix. More than [`SMALL_M_ROWS`] take it in their own dtype.
 fn dense(x: CubeTensor, matrix: CubeTensor, activations: Activations) -> CubeTensor {
-    let ([rows, columns], [_, out, _]) = (x.shape().dims(), matrix.shape().dims());
+    let ([rows, columns], [_, out, _]) = (x.dims(), matrix.dims());
     let dtype = x.dtype.into();
     let matrix = match rows > SMALL_M_ROWS {
         true => CubeBackend::float_cast(matrix, dtype),
@@ -106,7 +106,7 @@ pub(super) fn grouped_linear(
     activations: Activations,
 ) -> Option<CubeTensor> {
     let matrices = Matrices::from(weights.clone());
-    let [tokens, groups, _] = x.shape().dims();
+    let [tokens, groups, _] = x.dims();
     let tiles = has_tiles(x, [&matrices]);
     let possible = match matrices.format {
         WeightFormat::Dense => tiles && groups == 1 && tokens > SMALL_M_ROWS,
@@ -216,7 +216,7 @@ pub(super) fn group(
     activations: Activations,
     dtype: DType,
 ) -> Option<LinearProducts<CubeBackend>> {
-    let [rows, _] = x.shape().dims();
+    let [rows, _] = x.dims();
     let pair = packed_blueprint(x, &packed, rows)?;
     let all = match dense {
         [] => None,

@@ -7,6 +7,7 @@ use burn::tensor::{FloatDType, IntDType, Shape, TensorData};
 
 use super::QuantOps;
 use super::args::{Activations, FP4_BLOCK, PackedWeights};
+use crate::dims::Dims;
 use crate::gemm::{FP8_BLOCK, Fp4Layout};
 use crate::matmul::multiply_one;
 use crate::reference::slice;
@@ -90,7 +91,7 @@ pub(super) fn grouped_linear<B: QuantOps>(
     weights: PackedWeights<B>,
     activations: Activations,
 ) -> FloatTensor<B> {
-    let [tokens, groups, columns] = x.shape().dims();
+    let [tokens, groups, columns] = x.dims();
     let [_, out, _] = weights.dims();
     if groups > 1 {
         let products = (0..groups).map(|group| {
@@ -128,7 +129,7 @@ pub(crate) fn linear<B: QuantOps>(
     weights: PackedWeights<B>,
     activations: Activations,
 ) -> FloatTensor<B> {
-    let ([rows, columns], [_, out, _]) = (x.shape().dims(), weights.dims());
+    let ([rows, columns], [_, out, _]) = (x.dims(), weights.dims());
     let x = B::float_reshape(x, Shape::new([rows, 1, columns]));
     let product = B::grouped_linear(x, weights, activations);
     B::float_reshape(product, Shape::new([rows, out]))
@@ -140,8 +141,8 @@ fn dequantize_fp8<B: Backend>(
     columns: usize,
     parts: usize,
 ) -> FloatTensor<B> {
-    let [count, rows, width] = words.shape().dims();
-    let [_, _, block_columns] = scales.shape().dims();
+    let [count, rows, width] = words.dims();
+    let [_, _, block_columns] = scales.dims();
     let part_rows = rows / parts;
     let block_rows = part_rows.div_ceil(FP8_BLOCK);
     let words = B::int_reshape(words, Shape::new([count * rows, width]));
@@ -165,7 +166,7 @@ fn dequantize_fp4<B: Backend>(
     scales: IntTensor<B>,
     columns: usize,
 ) -> FloatTensor<B> {
-    let [count, rows, width] = words.shape().dims();
+    let [count, rows, width] = words.dims();
     let blocks = columns.div_ceil(FP4_BLOCK);
     let words = B::int_reshape(words, Shape::new([count * rows, width]));
     let values = decode::<B>(words, columns, 4, E2M1_VALUES.to_vec());
@@ -207,7 +208,7 @@ fn decode<B: Backend>(
     table: Vec<f32>,
 ) -> FloatTensor<B> {
     let device = words.device();
-    let [rows, width] = words.shape().dims();
+    let [rows, width] = words.dims();
     let per_word = 32 / bits;
     let shape = Shape::new([rows, width, per_word]);
     // Shift the unsigned words themselves: in a signed type, the top code of a word would extend
@@ -232,7 +233,7 @@ fn decode<B: Backend>(
 
 /// `[rows, blocks]` to `[rows, columns]`: every element `block` times, the last one perhaps fewer.
 fn repeat_columns<B: Backend>(x: FloatTensor<B>, block: usize, columns: usize) -> FloatTensor<B> {
-    let [rows, blocks] = x.shape().dims();
+    let [rows, blocks] = x.dims();
     let x = B::float_reshape(x, Shape::new([rows, blocks, 1]));
     let x = B::float_expand(x, Shape::new([rows, blocks, block]));
     let x = B::float_reshape(x, Shape::new([rows, blocks * block]));

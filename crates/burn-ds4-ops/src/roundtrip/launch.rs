@@ -12,7 +12,7 @@ fn blueprint(
     to: SmallFloat,
     terms: u32,
 ) -> Option<RoundtripBlueprint> {
-    let [_, columns] = x.shape().dims();
+    let [_, columns] = x.dims();
     let block = block.min(columns);
     let divides = |size: &usize| block.is_multiple_of(*size) && columns.is_multiple_of(*size);
     let sizes = x.client.io_optimized_vector_sizes(x.elem_size());
@@ -44,7 +44,7 @@ pub(crate) fn round_terms(x: CubeTensor, block: usize, to: SmallFloat, terms: u3
     let x = into_contiguous(x);
     let blueprint = blueprint(&x, block, to, terms).expect("checked by can_round");
     let client = x.client.clone();
-    let [rows, columns] = x.shape().dims();
+    let [rows, columns] = x.dims();
     let rounded = output(&x, [rows, columns], x.dtype);
     let (rows, vectors) = (rows / terms as usize, columns / blueprint.vector as usize);
     let blocks = rows * vectors.div_ceil(blueprint.block_vectors as usize);

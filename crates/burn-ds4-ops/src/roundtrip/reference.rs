@@ -2,6 +2,7 @@
 //! and no dimension is zero.
 
 use super::{RoundtripFormat, hadamard_scale, power_of_two};
+use crate::dims::Dims;
 use crate::reference::prelude::*;
 
 /// Descending sum of 255, which covers every scale exponent; in parts that keep all factors normal.
@@ -15,7 +16,7 @@ pub(crate) fn roundtrip<B: Backend>(
 ) -> FloatTensor<B> {
     let device = x.device();
     let mask_dtype = bool_dtype::<B>(&device);
-    let [rows, columns] = x.shape().dims();
+    let [rows, columns] = x.dims();
     let block = block.min(columns);
     let blocks = columns.div_ceil(block);
     let not_finite = B::bool_or(
@@ -93,7 +94,7 @@ fn times_where<B: Backend>(x: FloatTensor<B>, mask: BoolTensor<B>, factor: f32) 
 
 /// Butterflies from the innermost stride outwards.
 pub(crate) fn hadamard<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
-    let [rows, columns] = x.shape().dims();
+    let [rows, columns] = x.dims();
     let mut x = x;
     let mut stride = 1;
     while stride < columns {

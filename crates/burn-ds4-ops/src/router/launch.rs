@@ -24,7 +24,7 @@ const MAX_COLUMNS: usize = 4096;
 const MAX_READ_VECTORS: u32 = 8;
 
 pub(super) fn can_select(scores: &CubeTensor, k: usize) -> bool {
-    let [rows, columns] = scores.shape().dims();
+    let [rows, columns] = scores.dims();
     rows > 0
         && k <= MAX_K
         && columns <= MAX_COLUMNS
@@ -43,7 +43,7 @@ pub(super) fn select(
     scale: Option<f64>,
 ) -> (CubeTensor, CubeTensor) {
     let rows = with_contiguous_rows(rows);
-    let [tokens, columns] = rows.shape().dims();
+    let [tokens, columns] = rows.dims();
     let dtype = scale.map_or(rows.dtype, |_| DType::F32);
     let outputs = [dtype, DType::I32].map(|dtype| output(&rows, [tokens, k], dtype));
     let size = vector_size(&rows, MAX_VECTOR);
@@ -189,8 +189,8 @@ fn optional<T: From<Option<BufferArg>>>(tensor: Option<CubeTensor>) -> T {
 }
 
 pub(super) fn can_look_up(token_ids: &CubeTensor, table: &CubeTensor, experts: usize) -> bool {
-    let [tokens] = token_ids.shape().dims();
-    let [vocabulary, k] = table.shape().dims();
+    let [tokens] = token_ids.dims();
+    let [vocabulary, k] = table.dims();
     tokens > 0
         && is_wide_int(token_ids.dtype)
         && is_wide_int(table.dtype)
@@ -214,8 +214,8 @@ pub(super) fn hash_route(
 ) -> (CubeTensor, CubeTensor) {
     let (token_ids, table) = (into_contiguous(token_ids), with_contiguous_rows(table));
     let logits = logits.map(with_contiguous_rows);
-    let [tokens] = token_ids.shape().dims();
-    let [vocabulary, k] = table.shape().dims();
+    let [tokens] = token_ids.dims();
+    let [vocabulary, k] = table.dims();
     let client = table.client.clone();
     let (weights, ids) = (
         output(&table, [tokens, k], DType::F32),
@@ -309,7 +309,7 @@ const MMA_TOKENS: usize = 64;
 /// The dtype of both operands if tensor cores can multiply them. The fragment layout is that of
 /// CUDA.
 fn mma_dtype(x: &CubeTensor, gate: &CubeTensor) -> Option<&'static str> {
-    let [_, d_model] = x.shape().dims();
+    let [_, d_model] = x.dims();
     let possible =
         Caps::of(&x.client).tensor_cores && x.dtype == gate.dtype && d_model.is_multiple_of(8);
     match x.dtype {
@@ -321,7 +321,7 @@ fn mma_dtype(x: &CubeTensor, gate: &CubeTensor) -> Option<&'static str> {
 
 /// Whether there is a kernel that multiplies and selects.
 pub(super) fn can_fuse(x: &CubeTensor, gate: &CubeTensor, k: usize) -> bool {
-    let ([tokens, d_model], [experts, _]) = (x.shape().dims(), gate.shape().dims());
+    let ([tokens, d_model], [experts, _]) = (x.dims(), gate.dims());
     let most = match mma_dtype(x, gate) {
         Some(_) if Caps::of(&x.client).wgmma => FUSED_TOKENS[0],
         Some(_) => FUSED_TOKENS[1],
@@ -345,7 +345,7 @@ pub(super) fn dense_router(
     k: usize,
     scale: f64,
 ) -> (CubeTensor, CubeTensor) {
-    let ([tokens, d_model], [experts, _]) = (x.shape().dims(), gate.shape().dims());
+    let ([tokens, d_model], [experts, _]) = (x.dims(), gate.dims());
     // The order of a sum depends on the size, which therefore must not depend on the layout.
     let size = row_vector_size([&x, &gate], d_model);
     let (x, gate) = (with_vectors(x, size), with_vectors(gate, size));

@@ -55,7 +55,7 @@ fn are_bounds(bounds: Option<&CubeTensor>) -> bool {
 }
 
 pub(super) fn can_select(logits: &CubeTensor, bounds: [Option<&CubeTensor>; 2]) -> bool {
-    let [rows, columns] = logits.shape().dims();
+    let [rows, columns] = logits.dims();
     let caps = Caps::of(&logits.client);
     rows > 0
         && columns > 0
@@ -128,7 +128,7 @@ impl TopkLaunch {
         k: usize,
     ) -> Self {
         let client = logits.client.clone();
-        let [rows, columns] = logits.shape().dims();
+        let [rows, columns] = logits.dims();
         Self {
             size: vector_size(&logits),
             plane: Caps::of(&client).plane().expect("checked by can_select"),
@@ -385,7 +385,7 @@ impl TopkLaunch {
 /// The widest vector of up to 16 bytes at which every row begins, and which does not end after the
 /// buffer in the last row.
 fn vector_size(tensor: &CubeTensor) -> usize {
-    let ([rows, columns], stride) = (tensor.shape().dims(), tensor.meta.strides()[0]);
+    let ([rows, columns], stride) = (tensor.dims(), tensor.meta.strides()[0]);
     let elements = tensor.handle.size_in_used() as usize / tensor.elem_size();
     let mut sizes = tensor.client.io_optimized_vector_sizes(tensor.elem_size());
     let fits = |size: &usize| {
@@ -406,7 +406,7 @@ pub(super) fn can_order(
     ids: &CubeTensor,
     sorted: bool,
 ) -> bool {
-    let ([rows, columns], [_, k]) = (logits.shape().dims(), ids.shape().dims());
+    let ([rows, columns], [_, k]) = (logits.dims(), ids.dims());
     let caps = Caps::of(&logits.client);
     rows > 0
         && columns > 0
@@ -425,7 +425,7 @@ pub(super) fn top_k_values(
 ) -> (CubeTensor, CubeTensor) {
     let (logits, ids) = (with_contiguous_rows(logits), into_contiguous(ids));
     let starts = starts.map(into_contiguous);
-    let [rows, k] = ids.shape().dims();
+    let [rows, k] = ids.dims();
     let client = logits.client.clone();
     let values = output(&logits, [rows, k], logits.dtype);
     let ordered = output(&logits, [rows, k], DType::I32);

@@ -2,6 +2,7 @@
 //! bodies of the operators' backend trait.
 
 use super::args::CausalWindow;
+use crate::dims::Dims;
 use crate::reference::prelude::*;
 
 pub(crate) fn top_k_ids<B: Backend>(
@@ -12,7 +13,7 @@ pub(crate) fn top_k_ids<B: Backend>(
     k: usize,
 ) -> IntTensor<B> {
     let device = logits.device();
-    let [rows, columns] = logits.shape().dims();
+    let [rows, columns] = logits.dims();
     // CubeCL devices panic on some operations without elements.
     if rows == 0 || columns == 0 {
         return B::int_full([rows, k].into(), (-1).into(), &device, INT);
@@ -153,7 +154,7 @@ pub(super) fn top_k_values<B: Backend>(
 /// Slots without an entry come last, as they are `-inf` at the highest positions.
 fn ranks<B: Backend>(values: FloatTensor<B>) -> IntTensor<B> {
     let device = values.device();
-    let [rows, k] = values.shape().dims();
+    let [rows, k] = values.dims();
     let bools = bool_dtype::<B>(&device);
     let nan = B::float_is_nan(values.clone(), bools);
     let values = B::float_mask_fill(values, nan, f32::NEG_INFINITY.into());

@@ -230,7 +230,6 @@ impl App {
 
     /// Takes no further requests. The engine ends when those that it has are answered.
     pub fn close(&self) {
-        self.loaded.startup.give_up();
         *self.jobs() = None;
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::error::Error;
-use std::sync::mpsc::{Receiver, Sender, SyncSender};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use burn_ds4_ops::device::DeviceSpec;
 use ds4_model::config::ModelConfig;
 use ds4_model::generate::{
-    Engine, FinishReason, GenerateConfig, GenerateError, Output, Request, RequestId, TextTokenizer,
-    TokenLogProbs,
+    Engine, EngineConfig, FinishReason, GenerateConfig, GenerateError, Output, Request, RequestId,
+    TextTokenizer, TokenLogProbs,
 };
+use ds4_model::model::Model;
 use ds4_model::pipeline::Pipeline;
 use tokio::sync::{OwnedSemaphorePermit, mpsc as async_mpsc, oneshot};
 
@@ -24,7 +25,7 @@ use crate::serve::startup::Startup;
 use crate::shared::load_bar::LoadBar;
 use crate::shared::load_options;
 use crate::shared::place::Place;
-use crate::shared::warm_up::warm_up;
+use crate::shared::warm_up::WarmUp;
 
 /// Tokens that whoever reads an answer may be behind the engine; further behind, the text is given
 /// up.
@@ -180,30 +181,69 @@ fn run(
         startup: startup.clone(),
     };
     let is_cold = !args.no_warm_up && known.place.device() != DeviceSpec::Flex;
-    if !is_cold {
-        startup.finish();
-    }
-    // From here on the server listens: texts that come meanwhile wait.
+    let warming = is_cold.then(|| Warming::new(&pipeline.model, &config, startup));
+    // From here on the server listens.
     loaded.send(known)?;
-    if is_cold {
-        let started = Instant::now();
-        let mut told = None;
-        warm_up(&pipeline.model, &config, &mut |done, texts| {
-            if told.is_none_or(|told: Instant| told.elapsed() >= PAUSE) {
-                told = Some(Instant::now());
-                let seconds = started.elapsed().as_secs_f32();
-                tracing::info!(done, texts, seconds, "warming up: compiling kernels");
-            }
-            !startup.is_given_up()
-        })?;
-        startup.finish();
-        let seconds = started.elapsed().as_secs_f32();
-        match startup.is_given_up() {
-            true => tracing::info!(seconds, "not all kernels are compiled: the server stops"),
-            false => tracing::info!(seconds, "ready, kernels are compiled"),
+    Ok(serve(engine, jobs, warming, metrics)?)
+}
+
+/// The warm-up of a server, which goes on while there is no text.
+struct Warming<'a> {
+    warm_up: WarmUp<'a>,
+    startup: Arc<Startup>,
+    started: Instant,
+    told: Option<Instant>,
+}
+
+impl<'a> Warming<'a> {
+    fn new(model: &'a Model, config: &EngineConfig, startup: Arc<Startup>) -> Self {
+        let warm_up = WarmUp::new(model, config);
+        startup.tell(warm_up.progress());
+        Self {
+            warm_up,
+            startup,
+            started: Instant::now(),
+            told: None,
         }
     }
-    Ok(serve(engine, jobs, metrics)?)
+
+    /// Takes a step. Returns whether it was the last one.
+    fn step(&mut self) -> Result<bool, GenerateError> {
+        let (over, rounds) = self.warm_up.progress();
+        let seconds = self.started.elapsed().as_secs_f32();
+        if self.told.is_none_or(|told| told.elapsed() >= PAUSE) {
+            self.told = Some(Instant::now());
+            tracing::info!(over, rounds, seconds, "warming up: compiling kernels");
+        }
+        let is_over = self.warm_up.step()?;
+        self.startup.tell(self.warm_up.progress());
+        if over == 0 && self.warm_up.progress().0 > 0 {
+            tracing::info!(seconds, "ready: what every request needs is compiled");
+        }
+        if is_over {
+            tracing::info!(seconds, "warm: kernels are compiled");
+        }
+        Ok(is_over)
+    }
+}
+
+/// Waits for a text, or none if no further one comes. Meanwhile, the server warms up.
+fn wait(
+    jobs: &Receiver<Job>,
+    warming: &mut Option<Warming<'_>>,
+) -> Result<Option<Job>, GenerateError> {
+    while let Some(own) = warming {
+        match jobs.try_recv() {
+            Ok(job) => {
+                own.warm_up.pause();
+                return Ok(Some(job));
+            }
+            Err(TryRecvError::Disconnected) => return Ok(None),
+            Err(TryRecvError::Empty) if own.step()? => *warming = None,
+            Err(TryRecvError::Empty) => {}
+        }
+    }
+    Ok(jobs.recv().ok())
 }
 
 /// A text in the engine.
@@ -222,14 +262,19 @@ struct Text {
 }
 
 /// Steps while there are texts, and waits for some otherwise.
-fn serve(mut engine: Engine, jobs: &Receiver<Job>, metrics: &Metrics) -> Result<(), GenerateError> {
+fn serve(
+    mut engine: Engine,
+    jobs: &Receiver<Job>,
+    mut warming: Option<Warming<'_>>,
+    metrics: &Metrics,
+) -> Result<(), GenerateError> {
     let mut texts: HashMap<RequestId, Text> = HashMap::new();
     loop {
         if texts.is_empty() {
             metrics.load(&engine);
-            match jobs.recv() {
-                Ok(job) => add(job, &mut engine, &mut texts),
-                Err(_) => return Ok(()),
+            match wait(jobs, &mut warming)? {
+                Some(job) => add(job, &mut engine, &mut texts),
+                None => return Ok(()),
             }
         }
         while let Ok(job) = jobs.try_recv() {
@@ -371,17 +416,21 @@ mod tests {
     use super::*;
     use crate::shared::shipped_checkpoint;
 
-    /// What comes of a text of ten tokens for a reader who comes when all is over: tokens, and why
-    /// there are no more. The engine has so many places for events, and so long.
-    fn unread(places: usize, time: Duration, config: &EngineConfig) -> (usize, Option<NoToken>) {
+    fn ds4_tiny() -> Model {
         let checkpoint = Checkpoint::open(&shipped_checkpoint()).expect("an asset");
         let device = DeviceSpec::Flex.init().expect("it is always present");
         let model = checkpoint.load(&LoadOptions::default(), &device);
-        let model = model.expect("an asset");
-        let engine = Engine::new(&model, config.clone()).expect("valid options");
-        let (jobs, receiver) = mpsc::channel();
-        let (events, mut reader) = async_mpsc::channel(places);
-        let permits = Arc::new(Semaphore::new(1));
+        model.expect("an asset")
+    }
+
+    /// A text of ten tokens, and what comes of it. There are so many places for events, and so
+    /// long.
+    fn job(
+        places: usize,
+        time: Duration,
+        permits: &Arc<Semaphore>,
+    ) -> (Job, async_mpsc::Receiver<Event>) {
+        let (events, reader) = async_mpsc::channel(places);
         let created = Instant::now();
         let job = Job {
             request: Request {
@@ -393,9 +442,59 @@ mod tests {
             deadline: created + time,
             permit: permits.clone().try_acquire_owned().expect("it is free"),
         };
+        (job, reader)
+    }
+
+    #[test]
+    fn texts_are_answered_while_the_server_warms_up() {
+        let (jobs, receiver) = mpsc::channel();
+        let startup = Arc::new(Startup::default());
+        let told = startup.clone();
+        let engine = std::thread::spawn(move || {
+            let (model, config) = (ds4_tiny(), EngineConfig::default());
+            let warming = Warming::new(&model, &config, told);
+            let engine = Engine::new(&model, config).expect("valid options");
+            serve(engine, &receiver, Some(warming), &Metrics::default())
+        });
+        let permits = Arc::new(Semaphore::new(1));
+        let answered = || {
+            let (job, mut reader) = job(20, Duration::from_secs(3600), &permits);
+            jobs.send(job).expect("it runs");
+            std::iter::from_fn(|| reader.blocking_recv())
+                .filter(Result::is_ok)
+                .count()
+        };
+        // Before the first round, between two, and in the midst of one.
+        for over in 0..3 {
+            let begun = Instant::now();
+            while startup.progress().is_none_or(|(own, _)| own < over) {
+                assert!(begun.elapsed() < Duration::from_secs(60), "it goes on");
+                std::thread::yield_now();
+            }
+            assert_eq!(answered(), 10);
+        }
+        let (over, all) = startup.progress().expect("it warms up");
+        assert!(2 <= over && over < all, "{over} of {all}");
+        // Not after all rounds.
+        drop(jobs);
+        engine
+            .join()
+            .expect("it does not panic")
+            .expect("a device that works");
+        assert!(startup.progress().is_some());
+    }
+
+    /// What comes of a text of ten tokens for a reader who comes when all is over: tokens, and why
+    /// there are no more. The engine has so many places for events, and so long.
+    fn unread(places: usize, time: Duration, config: &EngineConfig) -> (usize, Option<NoToken>) {
+        let model = ds4_tiny();
+        let engine = Engine::new(&model, config.clone()).expect("valid options");
+        let (jobs, receiver) = mpsc::channel();
+        let permits = Arc::new(Semaphore::new(1));
+        let (job, mut reader) = job(places, time, &permits);
         jobs.send(job).expect("the receiver is here");
         drop(jobs);
-        serve(engine, &receiver, &Metrics::default()).expect("a device that works");
+        serve(engine, &receiver, None, &Metrics::default()).expect("a device that works");
         assert_eq!(permits.available_permits(), 1, "the place is free again");
         let mut tokens = 0;
         while let Ok(event) = reader.try_recv() {

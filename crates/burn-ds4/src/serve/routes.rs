@@ -156,12 +156,19 @@ async fn page() -> impl IntoResponse {
 }
 
 async fn health(State(app): State<&'static App>) -> Result<Response, ApiError> {
-    let mut response = match (app.is_open(), app.loaded.startup.is_warm()) {
-        (true, true) => return Ok(json_response(&json!({"status": "ok"}))),
-        (true, false) => json_response(&json!({"status": "warming up"})),
-        (false, _) => return Err(ApiError::stopping()),
+    if !app.is_open() {
+        return Err(ApiError::stopping());
+    }
+    let Some((over, all)) = app.loaded.startup.progress() else {
+        return Ok(json_response(&json!({"status": "ok"})));
     };
-    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    // The first round has what every request needs.
+    let status = if over > 0 { "ok" } else { "warming up" };
+    let warm_up = json!({"over": over, "rounds": all});
+    let mut response = json_response(&json!({"status": status, "warm_up": warm_up}));
+    if over == 0 {
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    }
     Ok(response)
 }
 
@@ -337,8 +344,15 @@ mod tests {
             let body = to_bytes(response.into_body(), 1 << 10).await.unwrap();
             (status, serde_json::from_slice::<Value>(&body).unwrap())
         };
-        assert_eq!(state().await, (503, json!({"status": "warming up"})));
-        app.loaded.startup.finish();
+        let warm_up = json!({"over": 0, "rounds": 7});
+        app.loaded.startup.tell((0, 7));
+        let expected = json!({"status": "warming up", "warm_up": warm_up});
+        assert_eq!(state().await, (503, expected));
+        app.loaded.startup.tell((1, 7));
+        let (status, body) = state().await;
+        assert_eq!((status, &body["status"]), (200, &json!("ok")));
+        assert_eq!(body["warm_up"]["over"], json!(1));
+        app.loaded.startup.tell((7, 7));
         assert_eq!(state().await, (200, json!({"status": "ok"})));
         app.close();
         let (status, body) = state().await;

@@ -1,32 +1,24 @@
-//! Whether the server has compiled what the first requests would otherwise wait for.
+//! How far the server is with what the first requests would otherwise wait for.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How far a server is that listens already.
+/// Rounds of the warm-up. Where there is none, the server is ready at once.
 #[derive(Debug, Default)]
 pub struct Startup {
-    warm: AtomicBool,
-    given_up: AtomicBool,
+    over: AtomicUsize,
+    all: AtomicUsize,
 }
 
 impl Startup {
-    /// Whether requests are answered at once.
-    pub fn is_warm(&self) -> bool {
-        self.warm.load(Ordering::Relaxed)
+    /// Of how many rounds how many are over.
+    pub fn tell(&self, (over, all): (usize, usize)) {
+        self.over.store(over, Ordering::Relaxed);
+        self.all.store(all, Ordering::Relaxed);
     }
 
-    /// The kernels are compiled, or are not to be.
-    pub fn finish(&self) {
-        self.warm.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether nobody waits any more for what is compiled.
-    pub fn is_given_up(&self) -> bool {
-        self.given_up.load(Ordering::Relaxed)
-    }
-
-    /// The server stops.
-    pub fn give_up(&self) {
-        self.given_up.store(true, Ordering::Relaxed);
+    /// The rounds that are over, and all, while there are others.
+    pub fn progress(&self) -> Option<(usize, usize)> {
+        let [over, all] = [&self.over, &self.all].map(|own| own.load(Ordering::Relaxed));
+        (over < all).then_some((over, all))
     }
 }

@@ -18,47 +18,77 @@ const FEW: usize = 3;
 /// Numbers of log-probabilities that are listed: the largest of each power of two, up to the most.
 const LISTED: [usize; 6] = [0, 2, 4, 8, 16, 20];
 
-/// Compiles the kernels of prompts and steps, which otherwise the first requests would wait for:
-/// those of any chunk of a prompt, of contexts of every size, of every number of lanes, and of
-/// tokens that are chosen in every way. CubeCL compiles one kernel after the other for a device,
-/// whatever thread launches it, so that this has one thread. `tell` is told again and again how
-/// many texts have ended, of how many, and says whether to go on. Returns how many have ended.
-pub fn warm_up(
-    model: &Model,
-    config: &EngineConfig,
-    tell: &mut dyn FnMut(usize, usize) -> bool,
-) -> Result<usize, GenerateError> {
-    let most = model.config().max_position_embeddings;
-    let ctx = config.context.unwrap_or(LONGEST).min(most);
-    let rounds = rounds(config, ctx);
-    let all = rounds.iter().map(|round| round.texts).sum();
-    let mut done = 0;
-    for drawn in [None, Some(STEP_ROWS + 1), Some(2 * MANY_ROWS)] {
-        let mut engine = Engine::new(model, config.clone())?;
-        if let Some(processed) = drawn {
-            engine = engine.with_random_contexts(processed);
-        }
-        for round in rounds.iter().filter(|round| round.drawn == drawn) {
-            for index in 0..round.texts {
-                match engine.add(round.request(index, model.config().bos_token_id)) {
-                    // Nor is there for a request.
-                    Err(GenerateError::CacheMemory { .. }) => done += 1,
-                    added => drop(added?),
-                }
-            }
-            while !engine.is_idle() {
-                if !tell(done, all) {
-                    return Ok(done);
-                }
-                let outputs = engine.step()?;
-                done += outputs
-                    .iter()
-                    .filter(|output| output.finish.is_some())
-                    .count();
-            }
+/// Texts whose kernels the first requests would otherwise wait for: those of any chunk of a prompt,
+/// of contexts of every size, of every number of lanes, and of tokens that are chosen in every way.
+/// First comes what most requests need. CubeCL compiles one kernel after the other for a device,
+/// whatever thread launches it, so that this has one thread.
+pub struct WarmUp<'a> {
+    model: &'a Model,
+    config: EngineConfig,
+    /// Of which this many are over.
+    rounds: Vec<Round>,
+    over: usize,
+    /// What runs the next round, or is at it.
+    engine: Option<(Engine<'a>, Option<usize>)>,
+}
+
+impl<'a> WarmUp<'a> {
+    /// For an engine of this configuration.
+    pub fn new(model: &'a Model, config: &EngineConfig) -> Self {
+        let most = model.config().max_position_embeddings;
+        let ctx = config.context.unwrap_or(LONGEST).min(most);
+        Self {
+            model,
+            config: config.clone(),
+            rounds: rounds(config, ctx),
+            over: 0,
+            engine: None,
         }
     }
-    Ok(done)
+
+    /// How many rounds are over, and of how many.
+    pub fn progress(&self) -> (usize, usize) {
+        (self.over, self.rounds.len())
+    }
+
+    /// Takes a step with the texts of a round. Returns whether all rounds are over.
+    pub fn step(&mut self) -> Result<bool, GenerateError> {
+        let Some(round) = self.rounds.get(self.over) else {
+            self.engine = None;
+            return Ok(true);
+        };
+        let engine = match self.engine.take() {
+            Some((engine, drawn)) if drawn == round.drawn => engine,
+            _ => {
+                let engine = Engine::new(self.model, self.config.clone())?;
+                match round.drawn {
+                    Some(processed) => engine.with_random_contexts(processed),
+                    None => engine,
+                }
+            }
+        };
+        let (engine, _) = self.engine.insert((engine, round.drawn));
+        if engine.is_idle() {
+            for index in 0..round.texts {
+                let request = round.request(index, self.model.config().bos_token_id);
+                match engine.add(request) {
+                    // Nor is there for a request.
+                    Ok(_) | Err(GenerateError::CacheMemory { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        if !engine.is_idle() {
+            engine.step()?;
+        }
+        self.over += usize::from(engine.is_idle());
+        Ok(false)
+    }
+
+    /// Gives back the memory of the texts. Their round begins anew with the next step.
+    pub fn pause(&mut self) {
+        self.engine = None;
+    }
 }
 
 /// Texts that are continued side by side.
@@ -106,7 +136,7 @@ fn rounds(config: &EngineConfig, ctx: usize) -> Vec<Round> {
         lengths.dedup();
         lengths.into_iter().map(alone)
     };
-    let mut rounds: Vec<Round> = fitting(lengths(config.prefill_chunk)).collect();
+    let mut rounds = Vec::new();
     // A chunk may end among the tokens that are processed: most of them are in one.
     for (least, drawn) in [(STEP_ROWS, STEP_ROWS + 1), (MANY_ROWS, 2 * MANY_ROWS)] {
         let contexts = contexts(ctx).into_iter().filter(|own| *own > least);
@@ -163,6 +193,9 @@ fn rounds(config: &EngineConfig, ctx: usize) -> Vec<Round> {
             ..own.clone()
         }));
     }
+    rounds.extend(fitting(lengths(config.prefill_chunk)));
+    // Each engine draws as many.
+    rounds.sort_by_key(|round| (round.drawn, round.texts));
     rounds
 }
 
@@ -226,7 +259,7 @@ mod tests {
     use crate::shared::shipped_checkpoint;
 
     #[test]
-    fn a_warm_up_ends_by_itself_and_at_once_when_it_is_told_to() {
+    fn a_warm_up_goes_on_where_it_was_paused_and_ends() {
         let checkpoint = Checkpoint::open(&shipped_checkpoint()).expect("an asset");
         let options = LoadOptions {
             expand: true,
@@ -245,10 +278,31 @@ mod tests {
             context: Some(40),
             ..config.clone()
         };
-        let ended = warm_up(&model, &short, &mut |_, _| true).expect("a device that works");
-        assert!(ended > 2, "{ended}");
-        let ended = warm_up(&model, &config, &mut |_, _| false).expect("a device that works");
-        assert_eq!(ended, 0);
+        let mut warm_up = WarmUp::new(&model, &short);
+        let step = |warm_up: &mut WarmUp| warm_up.step().expect("a device that works");
+        while warm_up.progress().0 < 3 {
+            assert!(!step(&mut warm_up));
+        }
+        // The round that had begun begins anew.
+        step(&mut warm_up);
+        warm_up.pause();
+        assert_eq!(warm_up.progress().0, 3);
+        while !step(&mut warm_up) {}
+        let (over, all) = warm_up.progress();
+        assert!(over == all && all > 10, "{over} of {all}");
+        assert!(step(&mut warm_up), "it stays over");
+    }
+
+    #[test]
+    fn what_most_requests_need_comes_first() {
+        let config = EngineConfig {
+            lanes: 4,
+            ..EngineConfig::default()
+        };
+        let rounds = rounds(&config, 4096);
+        assert!(rounds[0].texts == 1 && rounds[0].tokens > TOKENS);
+        let drawn: Vec<_> = rounds.iter().map(|round| round.drawn).collect();
+        assert!(drawn.is_sorted(), "each engine is made once");
     }
 
     #[test]

@@ -35,11 +35,17 @@ pub enum HostLinear {
     },
 }
 
+/// All dimensions of data that have so many.
+pub(super) fn dims<const D: usize>(data: &TensorData) -> [usize; D] {
+    let dims = data.shape().as_slice().try_into();
+    dims.expect("data of as many dimensions as their reader expects")
+}
+
 impl HostLinear {
     /// `[out, in]`.
     pub fn shape(&self) -> [usize; 2] {
         match self {
-            Self::Dense(data) => data.shape().dims(),
+            Self::Dense(data) => dims(data),
             Self::Fp8 { shape, .. } | Self::Fp4 { shape, .. } => *shape,
         }
     }
@@ -130,7 +136,7 @@ impl HostExperts {
     /// `[experts, out, in]`.
     pub fn shape(&self) -> [usize; 3] {
         match self {
-            Self::Dense(data) => data.shape().dims(),
+            Self::Dense(data) => dims(data),
             Self::Fp8 { shape, .. } | Self::Fp4 { shape, .. } => *shape,
         }
     }

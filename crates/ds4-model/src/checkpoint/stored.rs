@@ -12,7 +12,7 @@ use burn_ds4_ops::upload::repack_fp4_words;
 use safetensors::Dtype;
 
 use super::format::{FP4_BLOCK, FP8_BLOCK, StoredLinear, WeightFormat};
-use super::host::{HostExperts, blocks_alike};
+use super::host::{HostExperts, blocks_alike, dims};
 use super::loader::{Branch, Loader};
 use super::options::LoadOptions;
 use crate::block::Block;
@@ -385,7 +385,7 @@ impl Stored<'_, '_> {
 /// The data as one row, and the shape it is to have. A device may leave gaps between several rows,
 /// and kernels would copy them at each use.
 fn flat<const D: usize>(data: TensorData) -> (TensorData, [usize; D]) {
-    let (shape, dtype) = (data.shape().dims::<D>(), data.dtype());
+    let (shape, dtype) = (dims::<D>(&data), data.dtype());
     let length: usize = shape.iter().product();
     (
         TensorData::from_bytes(data.into_bytes(), [length], dtype),

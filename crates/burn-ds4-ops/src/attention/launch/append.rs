@@ -7,9 +7,9 @@ use crate::attention::kernel::{AppendSizesLaunch, AppenderLaunch, RowBlueprint, 
 use crate::launching::prelude::*;
 
 pub(in crate::attention) fn can_append(new: &NewRows<CubeBackend>, ring: &CubeTensor) -> bool {
-    let [batch, count, _] = new.x.shape().dims();
-    let [known, rotated] = new.angles.shape().dims();
-    let [_, slots, width] = ring.shape().dims();
+    let [batch, count, _] = new.x.dims();
+    let [known, rotated] = new.angles.dims();
+    let [_, slots, width] = ring.dims();
     rotated > 0
         && batch <= MAX_CUBES
         && count <= MAX_CUBES
@@ -38,9 +38,9 @@ pub(super) struct AppendArguments {
 impl AppendArguments {
     /// For arguments that [`can_append`] accepts.
     pub(super) fn new(new: NewRows<CubeBackend>, ring: CubeTensor) -> Self {
-        let [_, count, width] = new.x.shape().dims();
-        let [_, rotated] = new.angles.shape().dims();
-        let [_, slots, _] = ring.shape().dims();
+        let [_, count, width] = new.x.dims();
+        let [_, rotated] = new.angles.dims();
+        let [_, slots, _] = ring.dims();
         let blueprint = row_blueprint(&ring.client, width, rotated, new.rounding)
             .expect("checked by can_append");
         Self {
@@ -88,7 +88,7 @@ impl AppendArguments {
 pub(in crate::attention) fn append_rows(new: NewRows<CubeBackend>, ring: CubeTensor) -> CubeTensor {
     let append = AppendArguments::new(new, ring);
     let client = append.ring.client.clone();
-    let [batch, _, _] = append.ring.shape().dims();
+    let [batch, _, _] = append.ring.dims();
     // SAFETY: there is a cube for each row that is stored; a vacant sequence, whose start is not in
     // the table, reads the angles of a position in it and writes nothing; slots are taken modulo
     // their number.

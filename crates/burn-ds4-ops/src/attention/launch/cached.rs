@@ -116,7 +116,7 @@ pub(in crate::attention) fn can_attend_cached(
     window: &CubeTensor,
     blocks: &CachedBlocks<CubeBackend>,
 ) -> bool {
-    let [batch, count, heads, _] = queries.x.shape().dims();
+    let [batch, count, heads, _] = queries.x.dims();
     let rows = blocks.parts().0.map_or(window, |rows| &rows.rows);
     // The output of KV splits grows with the queries: for many of a sequence, it would not fit.
     count <= DECODE_TOKENS
@@ -133,7 +133,7 @@ impl SplitLaunch {
     /// there are more cubes than multiprocessors. No bit depends on it.
     fn tiles(&self, tiles: HeadTiles, kv_cubes: u32) -> HeadTiles {
         let caps = Caps::of(&self.result.client);
-        let [batch, count, heads, _] = self.result.shape().dims();
+        let [batch, count, heads, _] = self.result.dims();
         let columns = kv_splits(self.inputs.span, self.inputs.selected, SUMMED_COLUMNS);
         let of_cube = columns.div_ceil(kv_cubes as usize) as u32 * SUMMED_COLUMNS;
         let tiles = HeadTiles {

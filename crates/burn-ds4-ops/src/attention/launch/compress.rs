@@ -68,10 +68,10 @@ pub(in crate::attention) fn can_compress(
     raw: &CubeTensor,
     rows: &CubeTensor,
 ) -> bool {
-    let [batch, count, raw_width] = inputs.projections.shape().dims();
-    let [known, rotated] = inputs.angles.shape().dims();
-    let [_, slots, _] = raw.shape().dims();
-    let ([_, _, width], available) = (rows.shape().dims(), available(inputs, rows));
+    let [batch, count, raw_width] = inputs.projections.dims();
+    let [known, rotated] = inputs.angles.dims();
+    let [_, slots, _] = raw.dims();
+    let ([_, _, width], available) = (rows.dims(), available(inputs, rows));
     rotated > 0
         && batch <= MAX_CUBES
         && is_float(rows.dtype)
@@ -107,9 +107,9 @@ pub(super) struct CompressArguments {
 impl CompressArguments {
     /// For arguments that [`can_compress`] accepts.
     pub(super) fn new(inputs: Compression<CubeBackend>, raw: CubeTensor, rows: CubeTensor) -> Self {
-        let [_, count, _] = inputs.projections.shape().dims();
-        let [_, slots, _] = raw.shape().dims();
-        let ([_, _, width], available) = (rows.shape().dims(), available(&inputs, &rows));
+        let [_, count, _] = inputs.projections.dims();
+        let [_, slots, _] = raw.dims();
+        let ([_, _, width], available) = (rows.dims(), available(&inputs, &rows));
         let pages = Pages::new(&inputs.pages, &rows);
         let rows = match pages {
             None => rows,
@@ -173,7 +173,7 @@ pub(in crate::attention) fn compress_rows(
     rows: CubeTensor,
 ) -> (CubeTensor, CubeTensor) {
     let client = rows.client.clone();
-    let [batch, count, _] = inputs.projections.shape().dims();
+    let [batch, count, _] = inputs.projections.dims();
     let blocks = count.div_ceil(inputs.ratio);
     let dtypes = [rows.dtype, inputs.norm.dtype, inputs.start.dtype].map(dtype_to_storage_type);
     let positions = Positions::new(inputs.angles.clone(), inputs.start.clone());

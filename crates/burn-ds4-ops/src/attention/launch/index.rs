@@ -28,7 +28,7 @@ pub(in crate::attention) fn can_score(inputs: &IndexInputs<CubeBackend>) -> bool
             is_wide_int(start.dtype) && i32::try_from(*ratio).is_ok()
         }
     };
-    let [batch, count, heads, width] = queries.shape().dims();
+    let [batch, count, heads, width] = queries.dims();
     let rows = keys.count();
     fits && keys.fits()
         && is_float(queries.dtype)
@@ -48,7 +48,7 @@ pub(in crate::attention) fn index_scores(inputs: IndexInputs<CubeBackend>) -> Cu
         rotation,
     } = inputs;
     let client = queries.client.clone();
-    let [batch, count, heads, width] = queries.shape().dims();
+    let [batch, count, heads, width] = queries.dims();
     let (rows, pages) = (keys.count(), Pages::new(&keys.pages, &keys.rows));
     let at_once = is_at_once(&queries, rows);
     let keys = keys.laid_out();
@@ -151,7 +151,7 @@ fn inputs_arg<F: Float, P: Int, N: Size>(
 
 /// Whether all cubes request everything at once.
 fn is_at_once(queries: &CubeTensor, rows: usize) -> bool {
-    let [batch, count, _, _] = queries.shape().dims();
+    let [batch, count, _, _] = queries.dims();
     let cubes = rows.div_ceil(INDEX_TILE_ROWS as usize) * batch * count;
     cubes <= MAX_CUBES_AT_ONCE * Caps::of(&queries.client).processors as usize
 }

@@ -66,7 +66,7 @@ impl Blueprint {
             false => None,
         };
         let blueprint = warpgroups.or_else(|| planes().map(Self::Planes))?;
-        let [batch, count, heads, _] = queries.x.shape().dims();
+        let [batch, count, heads, _] = queries.x.dims();
         let tiles = heads.div_ceil(blueprint.heads());
         let all = batch
             .checked_mul(count)
@@ -84,7 +84,7 @@ impl Blueprint {
 }
 
 fn warpgroups(queries: &Queries<CubeBackend>) -> Option<CachedWgmmaBlueprint> {
-    let [_, _, heads, width] = queries.x.shape().dims();
+    let [_, _, heads, width] = queries.x.dims();
     let caps = Caps::of(&queries.x.client);
     let shape_fits = width.is_multiple_of(WIDTH_STEP) && width <= MAX_WIDTH && heads >= MIN_HEADS;
     if !caps.wgmma || !shape_fits {
@@ -110,7 +110,7 @@ pub(super) fn planes(
     causal: bool,
     masked: bool,
 ) -> Option<CachedTilesBlueprint> {
-    let [_, _, heads, width] = queries.shape().dims();
+    let [_, _, heads, width] = queries.dims();
     let caps = Caps::of(&queries.client);
     let most = heads.div_ceil(TILE_HEADS as usize).next_power_of_two();
     let blueprints = CANDIDATES.map(|(head_tiles, columns, stages)| {
@@ -171,7 +171,7 @@ pub(in crate::attention) fn attend_many(
 
 pub(super) fn attend(inputs: CachedTensors, blueprint: Blueprint) -> CubeTensor {
     let client = inputs.queries.client.clone();
-    let shape: [usize; 4] = inputs.queries.shape().dims();
+    let shape: [usize; 4] = inputs.queries.dims();
     let [batch, count, heads, _] = shape;
     let result = output(&inputs.queries, shape, inputs.queries.dtype);
     let cubes = batch * count * heads.div_ceil(blueprint.heads());

@@ -21,7 +21,7 @@ impl Pages {
     /// The pages of rows `[all pages, rows of a page, width]`.
     pub(super) fn new(pages: &OptionalInt<CubeBackend>, rows: &CubeTensor) -> Option<Self> {
         let table = CubeBackend::int_cast(pages.as_ref()?.clone(), INT);
-        let [all, of_page, _] = rows.shape().dims();
+        let [all, of_page, _] = rows.dims();
         Some(Self {
             table: into_contiguous(table),
             sizes: [all, of_page],
@@ -38,7 +38,7 @@ impl Pages {
 impl PagedRows<CubeBackend> {
     /// Whether 32 bits count the rows of all sequences or pages.
     pub(super) fn fits(&self) -> bool {
-        let [all, rows, _] = self.rows.shape().dims();
+        let [all, rows, _] = self.rows.dims();
         fits_i32(all.checked_mul(rows)) && fits_i32(Some(self.count()))
     }
 

@@ -37,7 +37,7 @@ pub(in crate::attention) fn can_rotate_at(
     angles: &CubeTensor,
     start: &CubeTensor,
 ) -> bool {
-    let [known, rotated] = angles.shape().dims();
+    let [known, rotated] = angles.dims();
     can_rotate_rows(x, rotated) && i32::try_from(known).is_ok() && is_wide_int(start.dtype)
 }
 
@@ -77,7 +77,7 @@ pub(in crate::attention) fn rotate(x: CubeTensor, angles: Angles, inverse: bool)
     let size = vector(&x, rotated).expect("checked by can_rotate");
     let x = with_vectors(x, size);
     let client = x.client.clone();
-    let shape: [usize; 4] = x.shape().dims();
+    let shape: [usize; 4] = x.dims();
     let [batch, positions, heads, width] = shape;
     let vectors = width / size;
     let outputs = batch * positions * heads * vectors;
@@ -109,7 +109,7 @@ pub(in crate::attention) fn rotate(x: CubeTensor, angles: Angles, inverse: bool)
 pub(in crate::attention) fn pool(values: CubeTensor, scores: CubeTensor) -> CubeTensor {
     let (values, scores) = (with_contiguous_rows(values), with_contiguous_rows(scores));
     let client = values.client.clone();
-    let [batch, blocks, slots, width] = values.shape().dims();
+    let [batch, blocks, slots, width] = values.dims();
     let result = output(&values, [batch, blocks, width], values.dtype);
     let outputs = batch * blocks * width;
     let sizes = PoolSizesLaunch::new(

@@ -18,7 +18,7 @@ enum Plan {
 impl Plan {
     fn new(inputs: &SinkInputs<CubeBackend>) -> Option<Self> {
         let queries = &inputs.queries;
-        let [batch, count, heads, width] = queries.shape().dims();
+        let [batch, count, heads, width] = queries.dims();
         let (rows, picks) = match &inputs.compressed {
             CompressedRows::None => (None, None),
             CompressedRows::Shared { rows, .. } => (Some(rows), None),

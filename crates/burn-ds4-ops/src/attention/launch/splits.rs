@@ -93,7 +93,7 @@ pub(super) struct SplitLaunch {
 impl SplitLaunch {
     pub(super) fn new(inputs: CachedTensors, blueprint: SinkBlueprint, splits: usize) -> Self {
         let queries = &inputs.queries;
-        let [batch, count, heads, width] = queries.shape().dims();
+        let [batch, count, heads, width] = queries.dims();
         let multiple_splits = splits > 1;
         let result = output(queries, [batch, count, heads, width], queries.dtype);
         let shape = [splits, batch, count, heads, width];
@@ -116,7 +116,7 @@ impl SplitLaunch {
 
     /// The grid, for cubes of `cube_heads` heads, and so many for the columns of each.
     pub(super) fn cubes(&self, cube_heads: u32, column_cubes: u32) -> CubeCount {
-        let [batch, count, heads, _] = self.result.shape().dims();
+        let [batch, count, heads, _] = self.result.dims();
         let head_cubes = (heads as u32).div_ceil(cube_heads);
         CubeCount::Static(head_cubes, (batch * count) as u32, column_cubes)
     }
@@ -186,7 +186,7 @@ pub(super) fn combine(launch: SplitLaunch) -> CubeTensor {
         return launch.result;
     }
     let client = launch.result.client.clone();
-    let [batch, count, heads, width] = launch.result.shape().dims();
+    let [batch, count, heads, width] = launch.result.dims();
     let size = launch.inputs.size.min(COMBINE_VECTOR);
     let positions = &launch.inputs.positions;
     let [input, _, start] = launch.inputs.dtypes();

@@ -37,8 +37,8 @@ fn compressors(step: &StepRows<CubeBackend>) -> impl Iterator<Item = CompressorP
 pub(in crate::attention) fn can_store(step: &StepRows<CubeBackend>) -> bool {
     let client = &step.ring.client;
     let caps = Caps::of(client);
-    let [batch, count, rank] = step.queries.shape().dims();
-    let [_, _, width] = step.ring.shape().dims();
+    let [batch, count, rank] = step.queries.dims();
+    let [_, _, width] = step.ring.dims();
     let new = &step.new;
     let widths = compressors(step).map(|(_, [_, rows])| rows.shape()[2]);
     let words = 2 * (width + widths.sum::<usize>()) + SUMS;
@@ -63,7 +63,7 @@ pub(in crate::attention) fn can_store(step: &StepRows<CubeBackend>) -> bool {
 }
 
 pub(in crate::attention) fn store_step(step: StepRows<CubeBackend>) -> StoredStep<CubeBackend> {
-    let [batch, count, rank] = step.queries.shape().dims();
+    let [batch, count, rank] = step.queries.dims();
     let queries = CubeBackend::float_reshape(step.queries, Shape::new([batch * count, rank]));
     let norm = Norm::new(queries, Some(step.norm), step.epsilon);
     let append = AppendArguments::new(step.new, step.ring);

@@ -25,7 +25,7 @@ impl Positions {
     }
 
     pub(super) fn arg<I: Int>(&self) -> PositionsLaunch<I> {
-        let [known, rotated] = self.angles.shape().dims();
+        let [known, rotated] = self.angles.dims();
         let row = stride(&self.angles, 0);
         let angles = self.angles.clone().into_buffer_arg();
         PositionsLaunch::new(
@@ -53,7 +53,7 @@ pub(super) fn fits_cached(
     blocks: &CachedBlocks<CubeBackend>,
 ) -> bool {
     let count = queries.x.shape()[1];
-    let [known, rotated] = queries.angles.shape().dims();
+    let [known, rotated] = queries.angles.dims();
     let (rows, picks, ratio) = blocks.parts();
     let [available, selected] = blocks.counts();
     let slots = window.shape()[1];
@@ -182,7 +182,7 @@ impl CachedTensors {
     }
 
     pub(super) fn arg<F: Float, I: Int, P: Int, N: Size>(&self) -> CachedInputsLaunch<F, I, P, N> {
-        let [_, count, heads, _] = self.queries.shape().dims();
+        let [_, count, heads, _] = self.queries.dims();
         let slots = self.window.shape()[1] as u32;
         let vectors = |tensor: &CubeTensor, axis: usize| stride(tensor, axis) / self.size;
         let attention = AttentionInputsLaunch::new(

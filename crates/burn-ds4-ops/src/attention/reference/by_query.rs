@@ -11,6 +11,7 @@ use crate::attention::args::{
     SinkInputs,
 };
 use crate::attention::options::MASKED;
+use crate::dims::{Dims, dims_of};
 use crate::matmul::MatmulOps;
 use crate::optional::OptionalInt;
 use crate::reference::prelude::*;
@@ -26,7 +27,7 @@ pub(in crate::attention) fn cached_attention_by_query<B: CachedOps>(
         return cached_attention(queries, window, blocks, SinkInputs::output);
     }
     let shape = queries.x.shape();
-    let [batch, count, _, _] = shape.dims();
+    let [batch, count, _, _] = dims_of(&shape);
     let known = queries.angles.shape()[0];
     let seen = SeenRows::new(&blocks, queries.start.clone(), known, count);
     let prepared = Prepared::new(queries, window);
@@ -56,7 +57,7 @@ pub(in crate::attention) fn index_scores_by_query<B: MatmulOps>(
         weights,
         ..
     } = inputs;
-    let [batch, count, _, _] = queries.shape().dims();
+    let [batch, count, _, _] = queries.dims();
     let rows = keys.count();
     let visible = visible_blocks::<B>(start, scored_positions(count), count, rows, ratio);
     let shape = Shape::new([batch, count, rows]);
@@ -138,7 +139,7 @@ impl<B: Backend> SeenRows<B> {
                 let picks = &picks[query * number..(query + 1) * number];
                 let range = 0..visible as i64;
                 let picks = picks.iter().filter(|pick| range.contains(pick));
-                let [all, of_page, width] = rows.rows.shape().dims();
+                let [all, of_page, width] = rows.rows.dims();
                 let at = picks.map(|pick| match &self.pages {
                     None => (sequence * of_page) as i64 + pick,
                     Some(pages) => {

@@ -5,6 +5,7 @@ use super::positions::{NewPositions, hidden_blocks, mask, round};
 use crate::attention::args::{CachedBlocks, CompressedRows, NewRows, Queries, SinkInputs};
 use crate::attention::options::WindowLayout;
 use crate::attention::rows::RowOps;
+use crate::dims::Dims;
 use crate::matmul::MatmulOps;
 use crate::norm::{NormOps, norm_rows};
 use crate::optional::OptionalFloat;
@@ -22,8 +23,8 @@ pub(in crate::attention) fn append_rows<B: CachedOps>(
     new: NewRows<B>,
     ring: FloatTensor<B>,
 ) -> FloatTensor<B> {
-    let [batch, count, width] = new.x.shape().dims();
-    let [known, rotated] = new.angles.shape().dims();
+    let [batch, count, width] = new.x.dims();
+    let [known, rotated] = new.angles.dims();
     let positions = NewPositions::<B>::new(new.start.clone(), known);
     let rows = norm_rows::<B>(new.x, OptionalFloat::Some(new.norm), new.epsilon);
     let rows = reshape::<B>(rows, [batch, count, 1, width]);
@@ -79,7 +80,7 @@ pub(super) struct Prepared<B: CachedOps> {
 impl<B: CachedOps> Prepared<B> {
     pub fn new(queries: Queries<B>, window: FloatTensor<B>) -> Self {
         let count = queries.x.shape()[1];
-        let [_, slots, _] = window.shape().dims();
+        let [_, slots, _] = window.dims();
         let positions = NewPositions::<B>::new(queries.start.clone(), queries.angles.shape()[0]);
 
         let rows = norm_rows::<B>(queries.x, OptionalFloat::None, queries.epsilon);
@@ -118,8 +119,8 @@ impl<B: CachedOps> Prepared<B> {
     /// What lets each query attend to all rows of the window: it counts as a sequence.
     fn of_all(&self) -> SinkInputs<B> {
         let inputs = self.inputs.clone();
-        let [batch, count, heads, width] = inputs.queries.shape().dims();
-        let [_, columns, _] = inputs.window.shape().dims();
+        let [batch, count, heads, width] = inputs.queries.dims();
+        let [_, columns, _] = inputs.window.dims();
         let all = batch * count;
         let repeated = |rows: FloatTensor<B>, width: usize| {
             let rows = reshape::<B>(rows, [batch, 1, columns, width]);

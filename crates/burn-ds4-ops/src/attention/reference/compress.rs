@@ -5,6 +5,7 @@ use super::pages::located;
 use super::positions::{NewPositions, flat, round};
 use crate::attention::args::Compression;
 use crate::attention::rows::{RowOps, rotation};
+use crate::dims::{Dims, dims_of};
 use crate::norm::{NormOps, norm_rows};
 use crate::optional::OptionalFloat;
 use crate::reference::prelude::*;
@@ -15,7 +16,7 @@ pub(in crate::attention) fn compress_rows<B: NormOps + RowOps>(
     rows: FloatTensor<B>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let step = CompressionStep::new(&inputs, &raw, &rows);
-    let [batch, count, raw_width] = inputs.projections.shape().dims();
+    let [batch, count, raw_width] = inputs.projections.dims();
     let bias = B::float_select(inputs.bias.clone(), 0, step.in_block());
     let bias = reshape::<B>(bias, [batch, count, raw_width]);
     let new = B::float_add(inputs.projections.clone(), bias);
@@ -40,9 +41,9 @@ struct CompressionStep<'a, B: NormOps + RowOps> {
 
 impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
     fn new(inputs: &'a Compression<B>, raw: &FloatTensor<B>, rows: &FloatTensor<B>) -> Self {
-        let [batch, count, _] = inputs.projections.shape().dims();
-        let [_, slots, _] = raw.shape().dims();
-        let [_, rows, width] = rows.shape().dims();
+        let [batch, count, _] = inputs.projections.dims();
+        let [_, slots, _] = raw.dims();
+        let [_, rows, width] = rows.dims();
         let pages = inputs.pages.as_ref().map_or(1, |pages| pages.shape()[1]);
         let known = inputs.angles.shape()[0];
         Self {
@@ -129,7 +130,7 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
     }
 
     fn rotate(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
-        let [known, rotated] = self.inputs.angles.shape().dims();
+        let [known, rotated] = self.inputs.angles.dims();
         if rotated == 0 {
             return rows;
         }
@@ -137,7 +138,7 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
         let positions = B::int_mul_scalar(block, (self.inputs.ratio as i64).into());
         let positions = B::int_clamp_max(positions, (known as i64 - 1).into());
         let (cos, sin) = rotation::<B>(self.inputs.angles.clone(), positions, false);
-        let [batch, blocks, width] = rows.shape().dims();
+        let [batch, blocks, width] = rows.dims();
         let rows = reshape::<B>(rows, [batch, blocks, 1, width]);
         let rows = B::rotate(rows, cos, sin);
         reshape::<B>(rows, [batch, blocks, width])
@@ -192,8 +193,8 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
             return self.positions.put(rows, numbers, row, old);
         };
         let shape = rows.shape();
-        let [all, of_page, width] = shape.dims();
-        let [batch, count] = numbers.shape().dims();
+        let [all, of_page, width] = dims_of(&shape);
+        let [batch, count] = numbers.dims();
         let at = located::<B>(pages.clone(), of_page, numbers);
         // As of one sequence.
         let rows = self.positions.put(

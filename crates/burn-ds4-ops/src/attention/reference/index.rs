@@ -3,6 +3,7 @@
 use super::positions::{NewPositions, hidden_blocks};
 use crate::attention::args::{BlockVisibility, IndexInputs};
 use crate::attention::options::{DECODE_TOKENS, MASKED};
+use crate::dims::Dims;
 use crate::matmul::MatmulOps;
 use crate::reference::prelude::*;
 
@@ -13,7 +14,7 @@ pub(in crate::attention) fn index_scores<B: MatmulOps>(inputs: IndexInputs<B>) -
     let BlockVisibility::From { start, ratio } = inputs.visibility else {
         return scores;
     };
-    let [_, count, rows] = scores.shape().dims();
+    let [_, count, rows] = scores.dims();
     let positions = NewPositions::new(start, scored_positions(count));
     let hidden = hidden_blocks::<B>(&positions, count, rows, ratio);
     B::float_mask_fill(scores, hidden, MASKED.into())
@@ -29,7 +30,7 @@ fn all_scores<B: MatmulOps>(
     keys: FloatTensor<B>,
     weights: FloatTensor<B>,
 ) -> FloatTensor<B> {
-    let [batch, count, _, _] = queries.shape().dims();
+    let [batch, count, _, _] = queries.dims();
     let queries = as_f32::<B>(queries);
     let keys = B::float_swap_dims(as_f32::<B>(keys), 1, 2);
     if batch * count > DECODE_TOKENS {
@@ -49,8 +50,8 @@ fn scores_at_once<B: MatmulOps>(
     keys: FloatTensor<B>,
     weights: FloatTensor<B>,
 ) -> FloatTensor<B> {
-    let [batch, count, heads, width] = queries.shape().dims();
-    let [_, _, rows] = keys.shape().dims();
+    let [batch, count, heads, width] = queries.dims();
+    let [_, _, rows] = keys.dims();
     let queries = reshape::<B>(queries, [batch, count * heads, width]);
     let dots = B::relu(B::precise_matmul(queries, keys));
     let dots = reshape::<B>(dots, [batch * count, heads, rows]);

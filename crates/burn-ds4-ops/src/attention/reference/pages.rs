@@ -1,6 +1,7 @@
 //! Rows in pages.
 
 use crate::attention::args::PagedRows;
+use crate::dims::Dims;
 #[cfg(feature = "flex")]
 use crate::optional::OptionalInt;
 use crate::reference::prelude::*;
@@ -8,11 +9,11 @@ use crate::reference::prelude::*;
 impl<B: Backend> PagedRows<B> {
     /// The rows of sequences, one after the other: `[batch, rows, width]`.
     pub(in crate::attention) fn in_order(self) -> FloatTensor<B> {
-        let [_, rows, width] = self.rows.shape().dims();
+        let [_, rows, width] = self.rows.dims();
         let Some(pages) = self.pages.into_option() else {
             return self.rows;
         };
-        let [batch, own] = pages.shape().dims();
+        let [batch, own] = pages.dims();
         let pages = B::int_cast(int_reshape::<B>(pages, [batch * own]), INT);
         let found = B::float_select(self.rows, 0, pages);
         reshape::<B>(found, [batch, own * rows, width])

@@ -1,6 +1,7 @@
 //! New positions, and their slots in the tensors of a cache.
 
 use crate::attention::options::{CONTENT_BLOCK, MASKED, RowRounding};
+use crate::dims::{Dims, dims_of};
 use crate::quant::FP4_BLOCK;
 use crate::reference::prelude::*;
 use crate::roundtrip::reference::{hadamard, roundtrip};
@@ -18,7 +19,7 @@ pub(super) struct NewPositions<B: Backend> {
 impl<B: Backend> NewPositions<B> {
     /// For starts that are one of the `known` positions, or else of a vacant sequence.
     pub fn new(given: IntTensor<B>, known: usize) -> Self {
-        let [batch] = given.shape().dims();
+        let [batch] = given.dims();
         let start = within::<B>(given.clone(), known);
         let vacant = B::int_not_equal(start.clone(), given, bool_dtype::<B>(&start.device()));
         let single = Shape::new([batch, 1]);
@@ -48,8 +49,8 @@ impl<B: Backend> NewPositions<B> {
 
     /// The rows of `[batch, size, width]` at `indices` (`[batch, count]`): `[batch, count, width]`.
     pub fn at(&self, tensor: FloatTensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
-        let [batch, size, width] = tensor.shape().dims();
-        let [_, count] = indices.shape().dims();
+        let [batch, size, width] = tensor.dims();
+        let [_, count] = indices.dims();
         let tensor = reshape::<B>(tensor, [batch * size, width]);
         let found = B::float_select(tensor, 0, flat::<B>(indices, size));
         reshape::<B>(found, [batch, count, width])
@@ -65,8 +66,8 @@ impl<B: Backend> NewPositions<B> {
         old: BoolTensor<B>,
     ) -> FloatTensor<B> {
         let shape = tensor.shape();
-        let [batch, size, width] = shape.dims();
-        let [_, count] = indices.shape().dims();
+        let [batch, size, width] = dims_of(&shape);
+        let [_, count] = indices.dims();
         let held = self.at(tensor.clone(), indices.clone());
         let old = bool_reshape::<B>(old, [batch, count, 1]);
         let rows = B::float_cast(rows, FloatDType::from(tensor.dtype()));
@@ -81,8 +82,8 @@ impl<B: Backend> NewPositions<B> {
     /// Stores the newest of `new` (`[batch, count, width]`) in a ring of rows (`[batch, slots,
     /// width]`).
     pub fn put_newest(&self, ring: FloatTensor<B>, new: FloatTensor<B>) -> FloatTensor<B> {
-        let [_, slots, _] = ring.shape().dims();
-        let [_, count, _] = new.shape().dims();
+        let [_, slots, _] = ring.dims();
+        let [_, count, _] = new.dims();
         let stored = count.min(slots);
         let first = count - stored;
         let indices = self.slots(first as i64, stored, slots);
@@ -93,7 +94,7 @@ impl<B: Backend> NewPositions<B> {
 
 /// Indices into the rows of all sequences, `size` of each, one sequence after the other.
 pub(super) fn flat<B: Backend>(indices: IntTensor<B>, size: usize) -> IntTensor<B> {
-    let [batch, count] = indices.shape().dims();
+    let [batch, count] = indices.dims();
     let sequence = numbers::<B>(0..batch as i64, 0, [batch, count], &indices.device());
     let indices = B::int_add(indices, B::int_mul_scalar(sequence, (size as i64).into()));
     int_reshape::<B>(indices, [batch * count])
@@ -110,7 +111,7 @@ pub(super) fn round<B: Backend>(
         return rows;
     }
     let (shape, dtype) = (rows.shape(), rows.dtype());
-    let [batch, count, width] = shape.dims();
+    let [batch, count, width] = dims_of(&shape);
     let rows = reshape::<B>(rows, [batch * count, width]);
     let rows = as_f32::<B>(rows);
     let rows = match rounding {
@@ -135,7 +136,7 @@ pub(super) fn hidden_blocks<B: Backend>(
     ratio: usize,
 ) -> BoolTensor<B> {
     let position = positions.from(positions.start.clone(), count);
-    let [batch, _] = position.shape().dims();
+    let [batch, _] = position.dims();
     let shape = Shape::new([batch, count, rows]);
     let mask_dtype = bool_dtype::<B>(&position.device());
     // A block that is longer than the largest position is never complete.

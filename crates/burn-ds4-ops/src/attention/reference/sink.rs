@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::positions::{flat, mask};
 use crate::attention::args::{CompressedRows, SinkInputs};
 use crate::attention::options::{DECODE_TOKENS, HIDDEN_BELOW, MASKED, TINY};
+use crate::dims::Dims;
 use crate::matmul::MatmulOps;
 use crate::reference::prelude::*;
 
@@ -22,7 +23,7 @@ struct SelectedRows<B: Backend> {
 
 impl<B: MatmulOps> SinkInputs<B> {
     pub(in crate::attention) fn output(self) -> FloatTensor<B> {
-        let [batch, count, _, _] = self.queries.shape().dims();
+        let [batch, count, _, _] = self.queries.dims();
         let many = batch * count > DECODE_TOKENS;
         let most = if many { self.gathered_queries() } else { 1 };
         if many && count <= most {
@@ -38,14 +39,14 @@ impl<B: MatmulOps> SinkInputs<B> {
         let CompressedRows::Picked { rows, picks, .. } = &self.compressed else {
             return usize::MAX;
         };
-        let ([batch, _, width], [_, _, number]) = (rows.shape().dims(), picks.shape().dims());
+        let ([batch, _, width], [_, _, number]) = (rows.dims(), picks.dims());
         (MAX_GATHERED / (batch * number * width)).max(1)
     }
 
     /// The inputs of some queries of each sequence, with the part of the window in their spans.
     pub(super) fn some(&self, own: Range<usize>) -> Self {
-        let [_, columns, _] = self.window.shape().dims();
-        let [_, count, _, _] = self.queries.shape().dims();
+        let [_, columns, _] = self.window.dims();
+        let [_, count, _, _] = self.queries.dims();
         let first = columns + 1 - count - self.span + own.start;
         let in_span = first..first + self.span + own.len() - 1;
         let one = |tensor: &FloatTensor<B>| slice::<B>(tensor.clone(), 1, own.clone());
@@ -71,9 +72,9 @@ impl<B: MatmulOps> SinkInputs<B> {
     }
 
     pub(super) fn attend(self) -> FloatTensor<B> {
-        let [batch, count, heads, width] = self.queries.shape().dims();
+        let [batch, count, heads, width] = self.queries.dims();
         let dtype = self.queries.dtype();
-        let [_, columns, _] = self.window.shape().dims();
+        let [_, columns, _] = self.window.dims();
         let selected = self.selected();
         let probabilities = self.softmax(&selected);
         let values = |range: Range<usize>, rows: FloatTensor<B>| {
@@ -103,8 +104,8 @@ impl<B: MatmulOps> SinkInputs<B> {
     /// The weights of the window's columns and of the compressed ones: `[batch, count, heads,
     /// columns]`.
     fn softmax(&self, selected: &Option<SelectedRows<B>>) -> FloatTensor<B> {
-        let [batch, count, heads, _] = self.queries.shape().dims();
-        let [_, columns, _] = self.window.shape().dims();
+        let [batch, count, heads, _] = self.queries.dims();
+        let [_, columns, _] = self.window.dims();
         let bias = reshape::<B>(self.window_bias.clone(), [batch, 1, 1, columns]);
         let mut all = self.logits(self.window.clone());
         all = B::float_add(all.clone(), B::float_expand(bias, all.shape()));
@@ -139,8 +140,8 @@ impl<B: MatmulOps> SinkInputs<B> {
     /// Logits of all queries with rows of `[groups, columns, width]`, in f32: `[batch, count,
     /// heads, columns]`.
     fn logits(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
-        let [batch, count, heads, width] = self.queries.shape().dims();
-        let [groups, columns, _] = rows.shape().dims();
+        let [batch, count, heads, width] = self.queries.dims();
+        let [groups, columns, _] = rows.dims();
         let queries = reshape::<B>(
             self.queries.clone(),
             [groups, batch * count / groups * heads, width],
@@ -154,8 +155,8 @@ impl<B: MatmulOps> SinkInputs<B> {
     /// The mask of columns outside a query's span: `[count, columns]`.
     fn band(&self) -> FloatTensor<B> {
         let device = self.queries.device();
-        let [_, count, _, _] = self.queries.shape().dims();
-        let [_, columns, _] = self.window.shape().dims();
+        let [_, count, _, _] = self.queries.dims();
+        let [_, columns, _] = self.window.dims();
         let first = (columns + 1 - count - self.span) as i64;
         let shape = [count, columns];
         let column = numbers::<B>(0..columns as i64, 1, shape, &device);
@@ -174,8 +175,8 @@ impl<B: MatmulOps> SinkInputs<B> {
             CompressedRows::Picked { rows, bias, picks } => (rows, bias, picks),
         };
         let device = rows.device();
-        let [batch, available, width] = rows.shape().dims();
-        let [_, count, number] = picks.shape().dims();
+        let [batch, available, width] = rows.dims();
+        let [_, count, number] = picks.dims();
         let known = within::<B>(picks.clone(), available);
         let missing = B::int_not_equal(known.clone(), picks, bool_dtype::<B>(&device));
         let known = B::int_cast(known, INT);

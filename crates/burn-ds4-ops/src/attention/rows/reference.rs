@@ -1,5 +1,6 @@
 use std::ops::Range;
 
+use crate::dims::Dims;
 use crate::reference::prelude::*;
 
 pub(super) fn rotate<B: Backend>(
@@ -7,7 +8,7 @@ pub(super) fn rotate<B: Backend>(
     cos: FloatTensor<B>,
     sin: FloatTensor<B>,
 ) -> FloatTensor<B> {
-    let [batch, positions, heads, width] = x.shape().dims();
+    let [batch, positions, heads, width] = x.dims();
     let rotated = cos.shape()[2];
     let dtype: FloatDType = x.dtype().into();
     let channels = |range: Range<usize>| -> FloatTensor<B> {
@@ -40,8 +41,8 @@ pub(super) fn rotate_at<B: Backend>(
     start: IntTensor<B>,
     inverse: bool,
 ) -> FloatTensor<B> {
-    let [batch, count, _, _] = x.shape().dims();
-    let [known, _] = angles.shape().dims();
+    let [batch, count, _, _] = x.dims();
+    let [known, _] = angles.dims();
     let start = B::int_cast(within::<B>(start, known), INT);
     let start = int_broadcast::<B>(start, [batch, 1], [batch, count]);
     let steps = numbers::<B>(0..count as i64, 1, [batch, count], &x.device());
@@ -57,7 +58,7 @@ pub(in crate::attention) fn rotation<B: Backend>(
     positions: IntTensor<B>,
     inverse: bool,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let [batch, count] = positions.shape().dims();
+    let [batch, count] = positions.dims();
     let pairs = angles.shape()[1] / 2;
     let positions = int_reshape::<B>(positions, [batch * count]);
     let angles = B::float_select(angles, 0, positions);
@@ -81,7 +82,7 @@ pub(in crate::attention) fn rotation<B: Backend>(
 
 pub(super) fn pool<B: Backend>(values: FloatTensor<B>, scores: FloatTensor<B>) -> FloatTensor<B> {
     let dtype = values.dtype();
-    let [batch, blocks, _, width] = values.shape().dims();
+    let [batch, blocks, _, width] = values.dims();
     let scores = as_f32::<B>(scores);
     let weights = B::softmax(scores, 2);
     let weighted = B::float_mul(weights, as_f32::<B>(values));

@@ -9,7 +9,7 @@ use super::kernel::{
 use crate::launching::prelude::*;
 
 pub(super) fn can_run(recurrence: &Recurrence<CubeBackend>, pool: &CubeTensor) -> bool {
-    let [slots, heads, channels, width] = pool.shape().dims();
+    let [slots, heads, channels, width] = pool.dims();
     let batch = recurrence.v.shape()[0];
     let rows = batch
         .checked_mul(heads)
@@ -45,7 +45,7 @@ struct Call {
 impl Call {
     /// Sequences, tokens, heads, channels and columns.
     fn dims(&self) -> [usize; 5] {
-        let [batch, tokens, heads, channels] = self.v.shape().dims();
+        let [batch, tokens, heads, channels] = self.v.dims();
         [batch, tokens, heads, channels, self.pool.shape()[3]]
     }
 
@@ -135,7 +135,7 @@ pub(super) fn run(
     pool: CubeTensor,
     store: StateStore<CubeBackend>,
 ) -> (CubeTensor, CubeTensor) {
-    let [batch, tokens, heads, channels] = recurrence.v.shape().dims();
+    let [batch, tokens, heads, channels] = recurrence.v.dims();
     let width = pool.shape()[3];
     let uses_tiles = tiles::is_preferred(&recurrence, &pool);
     let size = if uses_tiles {

@@ -22,8 +22,8 @@ const MEMORY_BOUND_TOKENS: usize = 4;
 
 /// Whether the kernel can run the call, and is likely to be faster than the one for any device.
 pub(super) fn is_preferred(recurrence: &Recurrence<CubeBackend>, pool: &CubeTensor) -> bool {
-    let [_, heads, channels, width] = pool.shape().dims();
-    let [batch, tokens, _, _] = recurrence.v.shape().dims();
+    let [_, heads, channels, width] = pool.dims();
+    let [batch, tokens, _, _] = recurrence.v.dims();
     let tiles = batch * heads * channels.div_ceil(TILE_ROWS as usize);
     let least = match tokens {
         1 => LARGE_BATCH_TILES_PER_SM,

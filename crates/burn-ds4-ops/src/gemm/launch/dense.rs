@@ -10,6 +10,7 @@ use cubecl::prelude::*;
 use super::stream::SPLIT_K_PLANES;
 use super::wgmma::can_multiply_dense;
 use crate::caps::Caps;
+use crate::dims::Dims;
 use crate::gemm::INVARIANT_ROWS;
 use crate::gemm::kernel::WeightFormat;
 use crate::gemm::kernel::dense::{
@@ -75,7 +76,7 @@ pub(crate) struct ListOutput {
 
 impl ListOutput {
     pub fn new(x: &CubeTensor, weights: &[CubeTensor], dtype: DType) -> Self {
-        let [rows, _] = x.shape().dims();
+        let [rows, _] = x.dims();
         let mut length = 0;
         let starts = weights.iter().map(|weight| {
             let start = length;
@@ -139,7 +140,7 @@ impl<'a> MatrixList<'a> {
         let Some(picks) = &self.picks else {
             return PicksLaunch::new(SequenceArg::new(), 0, 0, 0, 0);
         };
-        let [tokens, count] = picks.blocks.shape().dims();
+        let [tokens, count] = picks.blocks.dims();
         let last = self.weights[0].shape()[0] / picks.height - 1;
         let blocks = std::iter::once(picks.blocks.clone().into_buffer_arg());
         PicksLaunch::new(
@@ -166,7 +167,7 @@ impl<'a> MatrixList<'a> {
     /// Whether [`launch`](Self::launch) is the fastest product with all rows of `x`, even if they
     /// are more than have to be row-invariant.
     pub fn streams(&self, x: &CubeTensor) -> bool {
-        let [rows, _] = x.shape().dims();
+        let [rows, _] = x.dims();
         let by_warpgroups = |weight| can_multiply_dense(x, weight);
         rows <= MAX_STREAMED_ROWS
             && self.has_tiles(x)
@@ -181,7 +182,7 @@ impl<'a> MatrixList<'a> {
             weights: &weights,
             ..*self
         };
-        let [rows, _] = x.shape().dims();
+        let [rows, _] = x.dims();
         if !group.has_tiles(&x) {
             group.launch_rows(x, result);
         } else if let Some(blueprint) = group.tiles_blueprint(&x, rows) {
@@ -199,7 +200,7 @@ impl<'a> MatrixList<'a> {
     /// Multiplies some rows at a time, where shared memory lacks the capacity for the partials of
     /// all.
     fn launch_micro_batches(&self, x: CubeTensor, result: &CubeTensor) {
-        let [rows, _] = x.shape().dims();
+        let [rows, _] = x.dims();
         for first in (0..rows).step_by(INVARIANT_ROWS) {
             let count = INVARIANT_ROWS.min(rows - first);
             let starts = self.starts.iter().zip(self.heights());
@@ -221,7 +222,7 @@ impl<'a> MatrixList<'a> {
     pub(super) fn tiles_blueprint(&self, x: &CubeTensor, rows: usize) -> Option<TilesBlueprint> {
         let caps = Caps::of(&x.client);
         let weight = &self.weights[0];
-        let [_, columns] = x.shape().dims();
+        let [_, columns] = x.dims();
         if !caps.tensor_cores || weight.dtype == DType::F32 || !columns.is_multiple_of(8) {
             return None;
         }
@@ -275,7 +276,7 @@ impl<'a> MatrixList<'a> {
 
     fn launch_tiles(&self, x: CubeTensor, blueprint: TilesBlueprint, result: &CubeTensor) {
         let client = x.client.clone();
-        let [rows, columns] = x.shape().dims();
+        let [rows, columns] = x.dims();
         let tiles = self.tiles(TILE_ROWS);
         let cubes = Caps::of(&client).processors;
         let size = 16 / x.elem_size();
@@ -307,7 +308,7 @@ impl<'a> MatrixList<'a> {
     fn launch_rows(&self, x: CubeTensor, result: &CubeTensor) {
         let client = x.client.clone();
         let weight = &self.weights[0];
-        let [rows, columns] = x.shape().dims();
+        let [rows, columns] = x.dims();
         // The same vectors whatever the distance between the rows of `x`.
         let most = 16 / x.elem_size().max(weight.elem_size());
         let size = vector_size(weight, most);
@@ -380,7 +381,7 @@ pub(crate) fn product_of_picks(
     picks: CubeTensor,
     height: usize,
 ) -> CubeTensor {
-    let [rows, count] = picks.shape().dims();
+    let [rows, count] = picks.dims();
     let blocks = into_contiguous(picks);
     let result = output(&x, [rows, count * height], DType::F32);
     let blocks = &blocks;

@@ -1,4 +1,3 @@
-use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -7,6 +6,7 @@ use super::dense::{MatrixList, TILE_ROWS};
 use super::division::CubeDivision;
 use super::problem::{F16_INPUT_WORK, StreamProblem};
 use crate::caps::Caps;
+use crate::dims::Dims;
 use crate::gemm::kernel::{
     DenseProblemLaunch, LinearGroupBlueprint, StreamBlueprint, linear_group_kernel,
 };
@@ -23,7 +23,7 @@ impl LinearGroupBlueprint {
     /// or shared memory is too small for both.
     pub fn new(packed: StreamBlueprint, x: &CubeTensor, weights: &[CubeTensor]) -> Option<Self> {
         let caps = Caps::of(&x.client);
-        let [rows, _] = x.shape().dims();
+        let [rows, _] = x.dims();
         let list = MatrixList::of(weights.first()?);
         let own = Self {
             packed: StreamBlueprint {

@@ -6,6 +6,7 @@ use cubecl::prelude::*;
 
 use super::optional;
 use crate::caps::Caps;
+use crate::dims::Dims;
 use crate::gemm::kernel::{
     SortBlueprint, SortSizesLaunch, SortedProblemsLaunch, sort_kernel, sum_slots_kernel,
 };
@@ -88,7 +89,7 @@ pub(crate) fn sum_slots(
     dtype: DType,
 ) -> CubeTensor {
     let client = rows.client.clone();
-    let ([tokens, slots], [_, columns]) = (ids.shape().dims(), rows.shape().dims());
+    let ([tokens, slots], [_, columns]) = (ids.dims(), rows.dims());
     let sums = output(&rows, [tokens, columns], dtype);
     let size = vector_size(&rows, 4);
     let vectors = columns / size;

@@ -8,6 +8,7 @@ use cubecl::zspace::{Strides, shape, strides};
 
 use super::Product;
 use crate::caps::Caps;
+use crate::dims::Dims;
 use crate::gemm::kernel::{
     FP8_TILE, Fp8Blueprint, RowFormat, WeightFormat, WgmmaBlueprint, WgmmaBoxesLaunch,
     WgmmaOperands, WgmmaRowsLaunch, hidden_block, permute_kernel, quantize_kernel,
@@ -213,7 +214,7 @@ fn cheapest(most: usize, cost: impl Fn(usize) -> f64) -> usize {
 
 /// `x · weightᵀ` in `dtype`, for operands that [`can_multiply_dense`] accepts.
 pub(super) fn multiply_dense(x: CubeTensor, weight: CubeTensor, dtype: DType) -> CubeTensor {
-    let ([rows, columns], [height, _]) = (x.shape().dims(), weight.shape().dims());
+    let ([rows, columns], [height, _]) = (x.dims(), weight.dims());
     let matrices = Matrices {
         words: weight,
         scales: None,
@@ -387,7 +388,7 @@ fn sum_splits(partials: &CubeTensor, splits: usize, result: &CubeTensor) {
 /// The rows of `x` of each of `matrix_count` matrices in words, in boxes of `columns` rows.
 fn x_boxes(x: &CubeTensor, columns: usize, matrix_count: usize) -> TensorMapArg<Tiled> {
     let words = |elements: usize| elements * x.elem_size() / 4;
-    let ([rows, width], stride) = (x.shape().dims(), words(x.meta.strides()[0]));
+    let ([rows, width], stride) = (x.dims(), words(x.meta.strides()[0]));
     boxes(
         x,
         shape![rows / matrix_count, matrix_count, words(width)],
@@ -427,7 +428,7 @@ fn boxes(tensor: &CubeTensor, shape: Shape, strides: Strides, size: Shape) -> Te
 /// The rows of `x` in the order for FP4 weights.
 fn permute(x: &CubeTensor, columns: usize, format: WeightFormat) -> CubeTensor {
     let client = x.client.clone();
-    let [rows, _] = x.shape().dims();
+    let [rows, _] = x.dims();
     let padded = padded_columns(columns, format);
     let permuted = output(x, [rows, padded], DType::BF16);
     let units = rows * padded / 32;
@@ -451,7 +452,7 @@ fn permute(x: &CubeTensor, columns: usize, format: WeightFormat) -> CubeTensor {
 /// Rows of `bf16` rounded to E4M3, for products by FP8 weights, and the scales of their blocks.
 pub(crate) fn quantize(x: &CubeTensor, matrices: &Matrices) -> (CubeTensor, CubeTensor) {
     let client = x.client.clone();
-    let [rows, _] = x.shape().dims();
+    let [rows, _] = x.dims();
     let blocks = matrices.columns.div_ceil(FP8_BLOCK);
     let codes = output(x, [rows, blocks * FP8_BLOCK / 4], DType::U32);
     let scales = output(x, [blocks, rows], DType::F32);

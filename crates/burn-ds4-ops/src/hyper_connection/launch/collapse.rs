@@ -47,7 +47,7 @@ impl PartialsInput {
         let weight = mix.weight.into_option().map(into_contiguous);
         let base = into_contiguous(mix.base).into_buffer_arg();
         let scale = into_contiguous(mix.scale).into_buffer_arg();
-        let [_, sums, splits] = partials.shape().dims();
+        let [_, sums, splits] = partials.dims();
         let own = Self {
             blueprint: PartialsBlueprint {
                 token: tokens.blueprint,
@@ -100,7 +100,7 @@ pub(in super::super) fn collapse(
 ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
     let (epsilon, norm_epsilon) = (sinkhorn.epsilon, sinkhorn.norm_epsilon);
     let (streams, own) = PartialsInput::new(pending, mix, epsilon, norm_epsilon);
-    let [count, _, _] = streams.shape().dims();
+    let [count, _, _] = streams.dims();
     let shape = [count, own.blueprint.rows as usize];
     let coefficients = output(&own.partials, shape, DType::F32);
     let (x, layers) = (count.min(MAX_CUBES), count.div_ceil(MAX_CUBES));

@@ -16,7 +16,7 @@ pub(in super::super) fn expand(
     coefficients: CubeTensor,
 ) -> CubeTensor {
     let (y, streams) = (with_contiguous_rows(y), with_contiguous_rows(streams));
-    let [tokens, n, d] = streams.shape().dims();
+    let [tokens, n, d] = streams.dims();
     let client = streams.client.clone();
     let expanded = output(&streams, [tokens, n, d], streams.dtype);
     let size = vector_size(&streams, usize::MAX).min(vector_size(&y, usize::MAX));

@@ -55,7 +55,7 @@ fn cube_tokens(tokens: usize, splits: usize, client: &Client) -> usize {
 
 /// Whether there are kernels for the number of tokens and for all inputs.
 pub(super) fn can_project(pending: &PendingOutput<CubeBackend>, mix: &Mix<CubeBackend>) -> bool {
-    let [tokens, n, d] = mix.streams.shape().dims();
+    let [tokens, n, d] = mix.streams.dims();
     let client = &mix.streams.client;
     let output = match pending {
         PendingOutput::None => true,
@@ -78,7 +78,7 @@ fn tiles_blueprint(
     function: &CubeTensor,
 ) -> Option<ProjectTilesBlueprint> {
     let caps = Caps::of(&streams.client);
-    let ([tokens, n, d], [rows, _]) = (streams.shape().dims(), function.shape().dims());
+    let ([tokens, n, d], [rows, _]) = (streams.dims(), function.dims());
     let fits = caps.tensor_cores
         && pending.is_none_or(|output| output.dtype == DType::BF16)
         && streams.dtype == DType::BF16
@@ -108,8 +108,8 @@ pub(super) fn project(
     function: CubeTensor,
 ) -> (CubeTensor, CubeTensor) {
     let client = streams.client.clone();
-    let [tokens, n, d] = streams.shape().dims();
-    let [rows, _] = function.shape().dims();
+    let [tokens, n, d] = streams.dims();
+    let [rows, _] = function.dims();
     let pending = match pending {
         PendingOutput::None => None,
         PendingOutput::Some {

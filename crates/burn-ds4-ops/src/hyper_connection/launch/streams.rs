@@ -10,7 +10,7 @@ const MAX_STREAMS: usize = 8;
 const REGISTER_BYTES: usize = 256;
 
 pub(super) fn fits(streams: &CubeTensor) -> bool {
-    let [tokens, n, d] = streams.shape().dims();
+    let [tokens, n, d] = streams.dims();
     n <= MAX_STREAMS && is_float(streams.dtype) && i32::try_from(tokens.max(n * d)).is_ok()
 }
 
@@ -25,7 +25,7 @@ pub(super) struct StreamsInput {
 impl StreamsInput {
     pub fn new(streams: CubeTensor) -> Self {
         let streams = with_contiguous_rows(streams);
-        let [_, n, d] = streams.shape().dims();
+        let [_, n, d] = streams.dims();
         let client = &streams.client;
         let plane = Caps::of(client).plane().expect("checked by can_collapse");
         let partition = RowPartition::new(client, plane, d, streams.elem_size());
@@ -56,7 +56,7 @@ impl StreamsInput {
 
     /// An output with a row for each token, in the streams' dtype.
     pub fn output(&self) -> CubeTensor {
-        let [tokens, _, d] = self.streams.shape().dims();
+        let [tokens, _, d] = self.streams.dims();
         output(&self.streams, [tokens, d], self.streams.dtype)
     }
 }
@@ -66,7 +66,7 @@ pub(super) fn streams_arg<F: Float, N: Size>(
     streams: &CubeTensor,
     size: usize,
 ) -> StreamsLaunch<F, N> {
-    let [tokens, _, d] = streams.shape().dims();
+    let [tokens, _, d] = streams.dims();
     let strides = streams.meta.strides();
     StreamsLaunch::new(
         streams.clone().into_buffer_arg(),

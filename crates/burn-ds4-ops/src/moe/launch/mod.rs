@@ -5,7 +5,6 @@ mod mixture;
 
 use std::ops::Range;
 
-use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
@@ -13,6 +12,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::args::PackedExperts;
+use crate::dims::Dims;
 use crate::gemm::launch::{
     Grouping, Product, SMALL_M_PAIRS, SMALL_M_ROWS, Schedule, can_sum_pairs, sort, sum_slots,
 };
@@ -103,7 +103,7 @@ impl Plan {
 
 impl Mixture {
     fn sizes(&self) -> [usize; 2] {
-        self.ids.shape().dims()
+        self.ids.dims()
     }
 
     /// The product of the pairs of all tokens, which every cube groups.
@@ -164,7 +164,7 @@ impl Mixture {
 
     /// Computes a part of the tokens at a time if their sums would take too much memory.
     fn large_m(&self, dtype: DType) -> CubeTensor {
-        let [tokens, slots] = self.ids.shape().dims();
+        let [tokens, slots] = self.ids.dims();
         let [_, down] = self.experts.matrices();
         let most = (MAX_PAIRS / slots)
             .min(MAX_SUMS / (slots * down.rows * 4))
@@ -181,7 +181,7 @@ impl Mixture {
     }
 
     fn large_m_range(&self, range: Range<usize>, dtype: DType) -> CubeTensor {
-        let [_, slots] = self.ids.shape().dims();
+        let [_, slots] = self.ids.dims();
         let pairs = range.len() * slots;
         let part = |tensor: &CubeTensor| narrow(tensor, range.start, range.len());
         let x = aligned(part(&self.x));

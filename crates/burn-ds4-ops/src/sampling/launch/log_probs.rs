@@ -3,7 +3,7 @@ use super::{MAX_VECTOR, units_and_bins};
 use crate::launching::prelude::*;
 
 pub(in super::super) fn can_have_log_probs(logits: &CubeTensor, ids: &CubeTensor) -> bool {
-    let ([rows, columns], [_, tokens]) = (logits.shape().dims(), ids.shape().dims());
+    let ([rows, columns], [_, tokens]) = (logits.dims(), ids.dims());
     fits_i32(Some(columns))
         && fits_i32(rows.checked_mul(tokens))
         && is_float(logits.dtype)
@@ -13,7 +13,7 @@ pub(in super::super) fn can_have_log_probs(logits: &CubeTensor, ids: &CubeTensor
 
 pub(in super::super) fn log_probs(logits: CubeTensor, ids: CubeTensor) -> CubeTensor {
     let (logits, ids) = (with_contiguous_rows(logits), into_contiguous(ids));
-    let ([rows, columns], [_, tokens]) = (logits.shape().dims(), ids.shape().dims());
+    let ([rows, columns], [_, tokens]) = (logits.dims(), ids.dims());
     let client = logits.client.clone();
     let probs = output(&logits, [rows, tokens], DType::F32);
     let size = vector_size(&logits, MAX_VECTOR);

@@ -36,7 +36,7 @@ const VERIFY_UNITS: u32 = 64;
 
 /// Units of a cube and binary logarithm of the number of bins, if they fit in shared memory.
 fn units_and_bins(logits: &CubeTensor) -> Option<(u32, u32)> {
-    let [_, columns] = logits.shape().dims();
+    let [_, columns] = logits.dims();
     let most = Caps::of(&logits.client).cube_units;
     if most < MIN_UNITS {
         return None;
@@ -61,7 +61,7 @@ fn units_and_bins(logits: &CubeTensor) -> Option<(u32, u32)> {
 }
 
 pub(super) fn can_sample(logits: &CubeTensor, words: [&CubeTensor; 2]) -> bool {
-    let [rows, columns] = logits.shape().dims();
+    let [rows, columns] = logits.dims();
     rows > 0
         && (1..=MAX_COLUMNS).contains(&columns)
         && i32::try_from(rows).is_ok()
@@ -106,7 +106,7 @@ impl Sampling {
     }
 
     fn row_shape(&self, size: usize) -> RowShapeLaunch {
-        let [rows, columns] = self.logits.shape().dims();
+        let [rows, columns] = self.logits.dims();
         RowShapeLaunch::new(
             rows as u32,
             (columns / size) as u32,
@@ -178,7 +178,7 @@ pub(super) fn can_verify(tokens: &CubeTensor, drafts: &CubeTensor) -> bool {
 
 pub(super) fn verify(tokens: CubeTensor, drafts: CubeTensor) -> (CubeTensor, CubeTensor) {
     let (tokens, drafts) = (into_contiguous(tokens), into_contiguous(drafts));
-    let [lanes, count] = drafts.shape().dims();
+    let [lanes, count] = drafts.dims();
     let client = tokens.client.clone();
     let verified = output(&tokens, [lanes, count + 1], DType::I32);
     let accepted = output(&tokens, [lanes], DType::I32);

@@ -9,7 +9,7 @@ const UNIT_COLUMNS: u32 = 16;
 const COUNT_UNITS: u32 = 64;
 
 pub(in super::super) fn can_penalise(logits: &CubeTensor, drafts: Option<&CubeTensor>) -> bool {
-    let [rows, columns] = logits.shape().dims();
+    let [rows, columns] = logits.dims();
     rows <= MAX_CUBES
         && fits_i32(Some(columns))
         && logits.dtype == DType::F32
@@ -26,7 +26,7 @@ pub(in super::super) fn apply_penalties(
 ) -> CubeTensor {
     let logits = writable(with_contiguous_rows(logits));
     let counts = with_contiguous_rows(counts);
-    let ([rows, columns], [lanes, _]) = (logits.shape().dims(), counts.shape().dims());
+    let ([rows, columns], [lanes, _]) = (logits.dims(), counts.dims());
     let client = logits.client.clone();
     let blueprint = PenaltyBlueprint {
         units: UNITS,
@@ -65,7 +65,7 @@ pub(in super::super) fn apply_penalties(
 }
 
 pub(in super::super) fn can_count(counts: &CubeTensor, tokens: &CubeTensor) -> bool {
-    let ([_, columns], [lanes, count]) = (counts.shape().dims(), tokens.shape().dims());
+    let ([_, columns], [lanes, count]) = (counts.dims(), tokens.dims());
     fits_i32(Some(columns)) && fits_i32(lanes.checked_mul(count)) && is_wide_int(tokens.dtype)
 }
 
@@ -73,7 +73,7 @@ pub(in super::super) fn can_count(counts: &CubeTensor, tokens: &CubeTensor) -> b
 pub(in super::super) fn count_tokens(counts: CubeTensor, tokens: CubeTensor) -> CubeTensor {
     let counts = writable(with_contiguous_rows(counts));
     let tokens = into_contiguous(tokens);
-    let ([_, columns], [lanes, count]) = (counts.shape().dims(), tokens.shape().dims());
+    let ([_, columns], [lanes, count]) = (counts.dims(), tokens.dims());
     let client = counts.client.clone();
     let cubes = lanes.div_ceil(COUNT_UNITS as usize);
     let address = address_type([&counts, &tokens]);

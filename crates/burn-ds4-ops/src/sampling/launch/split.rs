@@ -43,7 +43,7 @@ pub(super) struct Division {
 
 /// How rows are divided, if they are: long rows, of which there are few.
 pub(super) fn division(logits: &CubeTensor) -> Option<Division> {
-    let [rows, columns] = logits.shape().dims();
+    let [rows, columns] = logits.dims();
     let caps = Caps::of(&logits.client);
     if rows > SPLIT_ROWS || columns < SPLIT_COLUMNS || caps.bindings < BINDINGS {
         return None;

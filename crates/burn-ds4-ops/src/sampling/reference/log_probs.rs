@@ -1,5 +1,6 @@
 //! Log-probabilities in plain tensor operations.
 
+use crate::dims::Dims;
 use crate::reference::prelude::*;
 
 pub(in super::super) fn log_probs<B: Backend>(
@@ -7,7 +8,7 @@ pub(in super::super) fn log_probs<B: Backend>(
     ids: IntTensor<B>,
 ) -> FloatTensor<B> {
     let dtype = bool_dtype::<B>(&logits.device());
-    let ([rows, columns], [_, count]) = (logits.shape().dims(), ids.shape().dims());
+    let ([rows, columns], [_, count]) = (logits.dims(), ids.dims());
     let none = f32::NEG_INFINITY;
     let logits = as_f32::<B>(logits);
     let nan = B::float_is_nan(logits.clone(), dtype);

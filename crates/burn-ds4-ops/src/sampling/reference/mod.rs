@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 
 use super::layout::{SEED, WIDTH};
 use super::weight::{WeightFilter, weight};
+use crate::dims::Dims;
 use crate::random::philox;
 use crate::reference::prelude::*;
 
@@ -25,7 +26,7 @@ pub(super) fn sample<B: Backend>(
     positions: IntTensor<B>,
 ) -> IntTensor<B> {
     let device = logits.device();
-    let [rows, columns] = logits.shape().dims();
+    let [rows, columns] = logits.dims();
     let (logits, floats) = (read_floats::<B>(logits), read_floats::<B>(floats));
     let (words, positions) = (read_words::<B>(words), read_words::<B>(positions));
     let lane_rows = rows / positions.len();
@@ -138,7 +139,7 @@ pub(super) fn verify<B: Backend>(
     drafts: IntTensor<B>,
 ) -> (IntTensor<B>, IntTensor<B>) {
     let device = tokens.device();
-    let [lanes, count] = drafts.shape().dims();
+    let [lanes, count] = drafts.dims();
     let dtype = bool_dtype::<B>(&device);
     let tokens = B::int_cast(tokens, INT);
     let tokens = int_reshape::<B>(tokens, [lanes, count + 1]);

@@ -2,6 +2,7 @@
 
 use super::super::layout::{BIAS, BIAS_ID, FREQUENCY, PRESENCE, PROMPT, REPETITION, WIDTH};
 use super::super::params::MAX_LOGIT_BIAS;
+use crate::dims::{Dims, dims_of};
 use crate::reference::prelude::*;
 
 pub(in super::super) fn apply_penalties<B: Backend>(
@@ -12,7 +13,7 @@ pub(in super::super) fn apply_penalties<B: Backend>(
     words: IntTensor<B>,
 ) -> FloatTensor<B> {
     let dtype = bool_dtype::<B>(&logits.device());
-    let ([rows, columns], [lanes, _]) = (logits.shape().dims(), counts.shape().dims());
+    let ([rows, columns], [lanes, _]) = (logits.dims(), counts.dims());
     let shape = Shape::new([lanes, rows / lanes, columns]);
     let logits = B::float_reshape(logits, shape.clone());
     let floats = reshape::<B>(floats, [lanes, WIDTH]);
@@ -53,7 +54,7 @@ fn add_bias<B: Backend>(
 ) -> FloatTensor<B> {
     let device = logits.device();
     let shape = logits.shape();
-    let [lanes, _, columns] = shape.dims();
+    let [lanes, _, columns] = dims_of(&shape);
     let words = int_reshape::<B>(words, [lanes, WIDTH]);
     let ids = int_slice::<B>(words, 1, BIAS_ID..BIAS_ID + MAX_LOGIT_BIAS);
     let values = slice::<B>(floats, 1, BIAS..BIAS + MAX_LOGIT_BIAS);
@@ -88,7 +89,7 @@ fn output_counts<B: Backend>(
     drafts: Option<IntTensor<B>>,
     shape: &Shape,
 ) -> IntTensor<B> {
-    let [lanes, rows, columns] = shape.dims();
+    let [lanes, rows, columns] = dims_of(shape);
     let mut all = vec![counts];
     for row in 1..rows {
         let drafts = drafts
@@ -106,7 +107,7 @@ pub(in super::super) fn count_tokens<B: Backend>(
     counts: IntTensor<B>,
     tokens: IntTensor<B>,
 ) -> IntTensor<B> {
-    let [lanes, columns] = counts.shape().dims();
+    let [lanes, columns] = counts.dims();
     let (slots, ones) = slots::<B>(tokens, columns);
     let after = B::int_zeros([lanes, 1].into(), &counts.device(), INT);
     let wide = B::int_cat(vec![counts, after], 1);

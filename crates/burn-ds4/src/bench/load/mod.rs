@@ -11,12 +11,14 @@ use std::time::Instant;
 
 use burn_ds4_ops::device::launched;
 use clap::{Args, value_parser};
-use ds4_model::generate::{DEFAULT_PREFILL_CHUNK, Engine, EngineConfig, MAX_DRAFTS, MAX_LANES};
+use ds4_model::generate::{
+    DEFAULT_PREFILL_CHUNK, Engine, EngineConfig, GenerateError, MAX_DRAFTS, MAX_LANES,
+};
 use ds4_model::model::Model;
 
 use crate::bench::decoding::{Drafts, append_line};
 use crate::bench::model::{ModelArgs, Which, fraction};
-use crate::shared::warm_up::warm_up as served_warm_up;
+use crate::shared::warm_up::WarmUp;
 use clients::Clients;
 use figures::Load;
 use requests::{Arrival, Lengths, TextArgs};
@@ -169,7 +171,11 @@ impl LoadOptions {
         let mut served = HashSet::new();
         if self.as_served {
             let started = Instant::now();
-            let (ended, kernels) = launched(|| served_warm_up(model, &config, &mut |_, _| true));
+            let mut own = WarmUp::new(model, &config);
+            let (ended, kernels) = launched(|| -> Result<(), GenerateError> {
+                while !own.step()? {}
+                Ok(())
+            });
             ended?;
             model.placement.last().sync()?;
             (warm_up, served) = (Some(started.elapsed().as_secs_f64()), kernels);
