@@ -232,9 +232,9 @@ impl DrawnExperts {
         let x = batch.x.clone().slice_dim(0, token..token + 1);
         let dtype = FloatDType::from(x.dtype());
         let x = values(x.cast(FloatDType::F32));
-        let x = match self.activations {
-            Activations::Exact => wide(&x),
-            Activations::Released => wide(&FP8.row(&x, FP8_BLOCK)),
+        let x = match self.activations.block() {
+            None => wide(&x),
+            Some(block) => wide(&FP8.row(&x, block)),
         };
         let k = batch.ids.len() / batch.x.dims()[0];
         let slots = (token * k..(token + 1) * k).filter(|&pair| batch.ids[pair] >= 0);
