@@ -1,7 +1,7 @@
 //! Stacks of matrices too large for the host: drawn on a device, and read back one by one.
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
-use burn_ds4_ops::quant::{Activations, FP4_BLOCK, FP8_BLOCK, Fp4Layout, Weights};
+use burn_ds4_ops::quant::{Activations, FP4_BLOCK, Fp4Layout, Weights};
 
 use super::common::{assert_within, narrow, seeded, values, wide};
 use super::experts::{Rounding, Stacks};

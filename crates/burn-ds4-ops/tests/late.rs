@@ -125,7 +125,7 @@ const SIZES: Sizes = Sizes {
     positions: 21,
 };
 
-fn both_halves_of_a_compressor_make_what_it_makes() {
+fn both_parts_of_a_compressor_make_what_it_makes() {
     let case = Compressor::new(SIZES, 3);
     for (name, device) in devices() {
         // From an odd position, of a vacant sequence, and of more blocks at a time.
@@ -180,7 +180,7 @@ fn pooled_blocks_are_neither_rotated_nor_rounded() {
     }
 }
 
-fn arguments_of_the_halves_that_do_not_fit_are_named() {
+fn arguments_of_the_parts_that_do_not_fit_are_named() {
     let (case, device) = (Compressor::new(SIZES, 5), &Device::flex());
     let positions = || case.positions(&[0, 0], device);
     let (raw, rows) = case.empty(FloatDType::F32, device);
@@ -355,9 +355,9 @@ catalogue![
     fp4_blocks_with_e4m3_scales_equal_a_search_of_both_tables,
     a_block_of_no_columns_and_other_dtypes_are_refused_by_name,
     products_round_their_inputs_in_blocks_of_32,
-    both_halves_of_a_compressor_make_what_it_makes,
+    both_parts_of_a_compressor_make_what_it_makes,
     pooled_blocks_are_neither_rotated_nor_rounded,
-    arguments_of_the_halves_that_do_not_fit_are_named,
+    arguments_of_the_parts_that_do_not_fit_are_named,
     window_rows_are_rounded_over_all_channels,
     queries_may_be_attended_with_as_they_are,
     streams_are_collapsed_by_the_weights_of_the_connection_before,

@@ -128,8 +128,8 @@ impl Block {
         self.pass(streams, token_ids, step, cache, trace)
     }
 
-    /// Applies the engram, if there is one. What it has for the positions of the step must have been
-    /// handed on.
+    /// Applies the engram, if there is one. What it has for the positions of the step must have
+    /// been handed on.
     pub(crate) fn enter(&self, streams: Streams, step: &Step, trace: &Trace) -> Streams {
         let Some(engram) = &self.engram else {
             return streams;

@@ -6,7 +6,8 @@
 //! [`Pipeline`](pipeline::Pipeline) has all that the latter takes.
 //!
 //! - Parts of the model: [`router`], [`moe`], [`attention`], [`norm`], [`rope`], [`linear`],
-//!   [`hyper_connection`], [`engram`], [`block`]; the drafters [`mtp`] and [`dspark`]; the whole [`model`]
+//!   [`hyper_connection`], [`engram`], [`block`]; the drafters [`mtp`] and [`dspark`]; the whole
+//!   [`model`]
 //! - What it remembers of texts: [`cache`]
 //! - What it is loaded from: [`config`], [`checkpoint`]; where its layers live: [`placement`], and
 //!   how several devices share them: [`parallel`]

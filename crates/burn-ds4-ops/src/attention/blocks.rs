@@ -1,4 +1,4 @@
-//! The two halves of [`compress_rows`](super::compress_rows): what is pooled may become more than
+//! The two parts of [`compress_rows`](super::compress_rows): what is pooled may become more than
 //! one row.
 
 use burn::backend::Dispatch;
@@ -64,7 +64,8 @@ pub fn pool_blocks(
 }
 
 /// Rotates rows of blocks by the first position of each, rounds them as `rounding` says, and stores
-/// those of blocks that `count` new positions complete: see [`compress_rows`](super::compress_rows).
+/// those of blocks that `count` new positions complete, as [`compress_rows`](super::compress_rows)
+/// does.
 ///
 /// # Shapes and dtypes
 ///
@@ -91,7 +92,8 @@ pub fn pool_blocks(
 /// let device = Device::flex();
 /// let angles = Tensor::from_data([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], &device);
 /// let positions = Positions { angles, start: Tensor::from_data([3], &device) };
-/// let (new, rows) = (Tensor::from_data([[[1.0, 1.0]]], &device), Tensor::zeros([1, 2, 2], &device));
+/// let new = Tensor::from_data([[[1.0, 1.0]]], &device);
+/// let rows = Tensor::<3>::zeros([1, 2, 2], &device);
 /// let rows = store_blocks(new, positions, (2, 1), RowRounding::None, rows)?;
 /// // The first position of the block, 2, turns by 90 degrees.
 /// let expected = TensorData::from([[[0.0_f32, 0.0], [-1.0, 1.0]]]);

@@ -22,8 +22,8 @@
 //! Every function except [`quant_linear`], [`quant_linear_pair`], [`quant_linear_group`] and
 //! [`grouped_linear`] gives the same bits on every device: code values and E8M0 scales come from
 //! tables, the scales of round trips are found by comparison with powers of two instead of a
-//! logarithm, and no result but that of [`fp4_scaled_roundtrip`] goes through a division. Nothing is read back to the host. Two things
-//! depend on the device:
+//! logarithm, and no result but that of [`fp4_scaled_roundtrip`] goes through a division. Nothing
+//! is read back to the host. Two things depend on the device:
 //!
 //! - results and scales below the `f32` normal range (`2^-126`), which a device that flushes
 //!   denormals turns into zero; among the E8M0 scales that is byte 0, and byte 1 times the code

@@ -174,7 +174,7 @@ impl Attention {
         self.attend_cached(queries, positions, window, compressed)
     }
 
-    /// Queries as they meet rows.
+    /// Queries as they are multiplied by rows.
     fn prepared(&self, queries: Tensor<4>, step: &Step) -> Tensor<4> {
         let queries = match self.query_norm_heads {
             true => normalize(queries, self.norm_epsilon),

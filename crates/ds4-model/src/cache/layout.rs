@@ -340,7 +340,7 @@ impl LayerRings {
                     width: width.saturating_mul(2 * series),
                     dtype: FloatDType::F32,
                 };
-                let raw = (series > 0 && ratio * series > 1).then_some(raw);
+                let raw = (series > 1 || series == 1 && ratio > 1).then_some(raw);
                 CompressorRings { rows, raw }
             })
         };

@@ -164,8 +164,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`CheckpointError::TargetExists`] where the directory has other files,
-    /// [`CheckpointError::NotConverted`] for one of V4.1, [`CheckpointError::Write`], and those of [`open`](Self::open). Tensors that are missing or
-    /// damaged are found by who loads the result.
+    /// [`CheckpointError::NotConverted`] for one of V4.1, [`CheckpointError::Write`], and those of
+    /// [`open`](Self::open). Tensors that are missing or damaged are found by who loads the result.
     pub fn convert(
         &self,
         form: Form,

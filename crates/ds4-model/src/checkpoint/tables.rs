@@ -55,8 +55,8 @@ impl TableSource for MappedRows {
 }
 
 impl Loader<'_> {
-    /// The table `{prefix}.weight`, `[rows, width]` of E4M3, with `{prefix}.scale` of E8M0 for every
-    /// 32 columns of a row.
+    /// The table `{prefix}.weight`, `[rows, width]` of E4M3, with `{prefix}.scale` of E8M0 for
+    /// every 32 columns of a row.
     pub(super) fn lookup(
         &mut self,
         prefix: &str,

@@ -59,7 +59,7 @@ impl ModelConfig {
     ///
     /// # Errors
     /// - [`ConfigErrorKind::Json`]: not a JSON object.
-    /// - [`ConfigErrorKind::UnsupportedArchitecture`]: `model_type` is another than `deepseek_v4` and
+    /// - [`ConfigErrorKind::UnsupportedArchitecture`]: `model_type` is neither `deepseek_v4` nor
     ///   `deepseek_v41`.
     /// - [`ConfigErrorKind::Invalid`]: all missing and all contradictory keys.
     ///

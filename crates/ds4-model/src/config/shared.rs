@@ -30,17 +30,26 @@ impl ModelConfig {
             let maker = self.shared(own.rows_of).filter(|_| own.rows_of <= layer);
             rules.check(maker.is_some_and(SharedRows::makes_rows), field, || {
                 let source = own.rows_of;
-                format!("layer {layer} reads rows of layer {source} (kv_source_layer_ids), which makes none")
+                format!(
+                    "layer {layer} reads rows of layer {source} (kv_source_layer_ids), which makes \
+                     none"
+                )
             });
             let (ratio, of) = (own.ratio, maker.map_or(own.ratio, |maker| maker.ratio));
             rules.check(ratio == of, field, || {
                 let source = own.rows_of;
-                format!("compress_ratios[{layer}] is {ratio}, but {of} in layer {source}, whose rows it reads")
+                format!(
+                    "compress_ratios[{layer}] is {ratio}, but {of} in layer {source}, whose rows \
+                     it reads"
+                )
             });
             let picker = self.shared(own.picks_of).filter(|_| own.picks_of <= layer);
             rules.check(picker.is_some_and(SharedRows::picks), field, || {
                 let source = own.picks_of;
-                format!("layer {layer} takes picks of layer {source} (index_source_layer_ids), which has none")
+                format!(
+                    "layer {layer} takes picks of layer {source} (index_source_layer_ids), which \
+                     has none"
+                )
             });
             rules.check(picker.is_none_or(|of| of.rows_of == own.rows_of), field, || {
                 format!(

@@ -79,7 +79,7 @@ impl Pcg64 {
         let words = SeedSequence::new(seed).words::<8>();
         let wide = |at: usize| {
             let words = words[at..at + 4].iter().enumerate();
-            // Pairs of words are little-endian, the two halves big-endian.
+            // Pairs of words are little-endian, the two pairs big-endian.
             words.fold(0, |sum, (word, value)| {
                 sum | u128::from(*value) << (32 * (word ^ 2))
             })

@@ -123,11 +123,13 @@ fn ids_are_made_once_and_kept_beside_the_checkpoint() {
     )
     .unwrap();
     let error = of(dir, 867, 1024).unwrap_err();
-    let (actual, expected) = (868, 867);
-    assert!(
-        matches!(error, EngramIdsError::Count { actual: a, expected: e, .. } if (a, e) == (actual, expected)),
-        "{error}"
-    );
+    let EngramIdsError::Count {
+        actual, expected, ..
+    } = error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!((actual, expected), (868, 867));
     assert!(!dir.join(ENGRAM_IDS_FILE).exists());
     let made = of(dir, 868, 1024).unwrap();
     fs::remove_file(dir.join("tokenizer.json")).unwrap();

@@ -92,9 +92,9 @@ impl Model {
     }
 
     /// Runs the trunk like [`forward_streams`](Self::forward_streams). The second result are the
-    /// taps: the mean over the streams of the output of each layer in `taps` (of its input where the
-    /// drafter [wants that](crate::config::DsparkParams::taps_inputs)), in ascending order, side by
-    /// side: `[batch, positions, taps · d_model]`; `None` without any.
+    /// taps: the mean over the streams of the output of each layer in `taps`, or of its input where
+    /// the drafter [wants that](crate::config::DsparkParams::taps_inputs), in ascending order, side
+    /// by side: `[batch, positions, taps · d_model]`; `None` without any.
     ///
     /// # Errors
     ///
