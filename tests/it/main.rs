@@ -28,5 +28,6 @@ mod sizes;
 mod soak;
 mod tensor_parallel;
 mod two_layers;
+mod v41_goldens;
 mod verification;
 mod warnings;

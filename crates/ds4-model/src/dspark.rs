@@ -16,7 +16,7 @@ use burn_ds4_ops::OpError;
 use burn_ds4_ops::markov::markov_drafts;
 use burn_ds4_ops::topk::{Order, Windows, top_k};
 
-use crate::block::{Block, BlockConfig, flattened, unflattened};
+use crate::block::{Block, BlockConfig, flattened};
 use crate::cache::{LayerCache, Step};
 use crate::config::DsparkParams;
 use crate::hyper_connection::HyperHead;
@@ -160,7 +160,7 @@ impl Dspark {
             let trace = trace.scope(&format!("layer{index}"));
             streams = layer.forward(streams, token_ids.clone(), step, cache, &trace);
         }
-        unflattened(streams, positions)
+        self.head.end(streams, positions)
     }
 
     /// Chooses drafts one after the other: each is the token with the highest logit, of equal ones

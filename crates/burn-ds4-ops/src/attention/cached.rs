@@ -263,6 +263,32 @@ pub fn cached_attention(
     window: CachedWindow,
     compressed: Option<CachedRows>,
 ) -> Result<Tensor<4>, OpError> {
+    let epsilon = Some(queries.epsilon);
+    attend(queries, epsilon, positions, window, compressed)
+}
+
+/// [`cached_attention`] of queries that are not normalised: their epsilon counts for nothing. There
+/// is no kernel for it yet: the operators that it consists of run one after the other.
+///
+/// # Errors
+///
+/// As [`cached_attention`].
+pub fn cached_attention_as_is(
+    queries: CachedQueries,
+    positions: Positions,
+    window: CachedWindow,
+    compressed: Option<CachedRows>,
+) -> Result<Tensor<4>, OpError> {
+    attend(queries, None, positions, window, compressed)
+}
+
+fn attend(
+    queries: CachedQueries,
+    epsilon: Option<f64>,
+    positions: Positions,
+    window: CachedWindow,
+    compressed: Option<CachedRows>,
+) -> Result<Tensor<4>, OpError> {
     check(&queries, &window, compressed.as_ref())?;
     let [batch, count, _, width] = queries.x.dims();
     positions.check(batch, count, width, ("x", &queries.x.device()))?;
@@ -274,7 +300,7 @@ pub fn cached_attention(
         angles: positions.angles.into_dispatch(),
         start: positions.start.into_dispatch(),
         sinks: queries.sinks.into_dispatch(),
-        epsilon: queries.epsilon,
+        epsilon,
         span: window.span,
         layout: window.layout,
         causal: window.causal,

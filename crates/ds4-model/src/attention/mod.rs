@@ -5,8 +5,10 @@ mod config;
 mod forward;
 mod indexer;
 mod modules;
+mod shared;
 
 pub use compressor::{Compressor, CompressorConfig};
 pub use config::AttentionConfig;
 pub use indexer::{Indexer, IndexerConfig};
 pub use modules::Attention;
+pub use shared::{Candidates, IndexKeys, IndexKeysConfig};

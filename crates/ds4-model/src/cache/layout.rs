@@ -194,7 +194,10 @@ impl CacheLayout {
             indexer,
         } = LayerRings::new(kind, self, config, capacity);
         let compressors = [compressed, indexer].into_iter().flatten();
-        let compressors = compressors.flat_map(|rings| rings.into_iter().skip(is_paged.into()));
+        let compressors = compressors.flat_map(|sizes| {
+            let rows = (!is_paged).then_some(sizes.rows);
+            rows.into_iter().chain(sizes.raw)
+        });
         let rings = compressors.chain([window]);
         let bytes = rings.fold(0, |sum: usize, ring| sum.saturating_add(ring.bytes()));
         bytes.saturating_mul(config.batch)
@@ -297,12 +300,18 @@ fn bytes_of<const D: usize>(shape: [usize; D], dtype: DType) -> usize {
     sizes.fold(dtype.size(), usize::saturating_mul)
 }
 
+/// Sizes of a compressor's rows, and of its raw projections if it pools several positions.
+#[derive(Clone, Copy)]
+pub(super) struct CompressorRings {
+    pub(super) rows: RingSizes,
+    pub(super) raw: Option<RingSizes>,
+}
+
 /// Sizes of a layer's rings at some capacity.
 pub(super) struct LayerRings {
     pub(super) window: RingSizes,
-    /// Rows and raw projections.
-    pub(super) compressed: Option<[RingSizes; 2]>,
-    pub(super) indexer: Option<[RingSizes; 2]>,
+    pub(super) compressed: Option<CompressorRings>,
+    pub(super) indexer: Option<CompressorRings>,
 }
 
 impl LayerRings {
@@ -319,7 +328,8 @@ impl LayerRings {
             Rollback::Unlimited => capacity.max(history),
         };
         let compressor = |series: usize, width: usize| {
-            kind.ratio().map(|ratio| {
+            let ratio = kind.ratio().filter(|_| kind.compresses());
+            ratio.map(|ratio| {
                 let rows = RingSizes {
                     slots: capacity.div_ceil(ratio),
                     width,
@@ -330,8 +340,15 @@ impl LayerRings {
                     width: width.saturating_mul(2 * series),
                     dtype: FloatDType::F32,
                 };
-                [rows, raw]
+                let raw = (series > 1 || series == 1 && ratio > 1).then_some(raw);
+                CompressorRings { rows, raw }
             })
+        };
+        // An indexer's keys that are made of the other rows have no projections of their own.
+        let (indexed, index_series) = match kind {
+            AttentionKind::CompressedSparse { .. } => (true, 2),
+            AttentionKind::Shared(_) => (true, 0),
+            AttentionKind::Window | AttentionKind::HeavilyCompressed { .. } => (false, 0),
         };
         let overlap = matches!(kind, AttentionKind::CompressedSparse { .. });
         let history = window_history(layout.window_at(capacity));
@@ -342,7 +359,7 @@ impl LayerRings {
                 dtype: config.dtype,
             },
             compressed: compressor(1 + usize::from(overlap), layout.head_dim),
-            indexer: compressor(2, layout.index_head_dim).filter(|_| overlap),
+            indexer: compressor(index_series, layout.index_head_dim).filter(|_| indexed),
         }
     }
 }
@@ -356,7 +373,7 @@ pub(super) fn window_history(window: usize) -> usize {
 
 /// Raw projections before a step's first position that its first block pools.
 pub(super) fn raw_history(ratio: usize, series: usize) -> usize {
-    (series.saturating_mul(ratio) - 1).max(1)
+    series.saturating_mul(ratio).saturating_sub(1).max(1)
 }
 
 /// The shortest history that any ring of the layout is read over.
@@ -368,6 +385,10 @@ pub(super) fn shortest_history(layout: &CacheLayout, capacity: usize) -> usize {
             AttentionKind::Window => None,
             AttentionKind::CompressedSparse { ratio } => Some(raw_history(*ratio, 2)),
             AttentionKind::HeavilyCompressed { ratio } => Some(raw_history(*ratio, 1)),
+            AttentionKind::Shared(shared) => {
+                let pools = shared.makes_rows() && shared.ratio > 1;
+                pools.then(|| raw_history(shared.ratio, 1))
+            }
         })
         .chain([window_history(layout.window_at(capacity))])
         .min()

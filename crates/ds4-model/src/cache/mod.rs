@@ -12,6 +12,7 @@
 
 mod bytes;
 mod error;
+mod handed;
 mod layer;
 mod layout;
 mod mark;
@@ -27,6 +28,7 @@ mod step;
 mod window_tests;
 
 pub use error::CacheError;
+pub(crate) use handed::{PickedRows, SharedCaches};
 pub(crate) use layer::CompressedCache;
 pub use layer::LayerCache;
 pub use layout::{CacheConfig, CacheLayout, Rollback};

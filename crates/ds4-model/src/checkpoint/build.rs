@@ -11,6 +11,7 @@ use super::options::LoadOptions;
 use super::progress::LoadProgress;
 use super::stored::Stored;
 use crate::config::{AttentionKind, ModelConfig};
+use crate::engram::{EngramIds, EngramLookup};
 use crate::model::Model;
 use crate::placement::{Devices, ModelBytes, Placement, Run};
 
@@ -150,6 +151,14 @@ impl Checkpoint {
             Err(error) => return Err(error),
         };
         let built = self.build(loader, options, &placement, |model, _| model);
+        let built = built.and_then(|mut model| {
+            let (engram, tokens) = (model.config.engram.clone(), model.config.vocab_size);
+            if let Some(engram) = engram {
+                let ids = EngramIds::of_checkpoint(self.dir(), &engram, tokens)?;
+                model.engrams = Some(EngramLookup::new(&engram, ids));
+            }
+            Ok(model)
+        });
         built.map_err(|error| match error {
             CheckpointError::Placement(error) => devices.named(error).into(),
             error => error,

@@ -19,7 +19,7 @@ use crate::block::Block;
 use crate::linear::{Fp4Weight, Fp8Weight, StackValues, WeightStack};
 use crate::model::ModelSource;
 use crate::placement::{Place, Placement, PlacementError, Portion, WeightBytes, name};
-use crate::weights::{Initial, WeightSource, int_parameter, load_all};
+use crate::weights::{EngramTable, Initial, WeightSource, int_parameter, load_all};
 
 /// Puts the weights of a checkpoint on a device. If the loader only reads headers, there is no
 /// weight, and their bytes are counted all the same.
@@ -189,9 +189,11 @@ impl WeightSource for Stored<'_, '_> {
                 self.stack_values(host)
             }
         };
+        let is_fine = |source: &StoredLinear<'_>| source.format == WeightFormat::Fp8Fine;
         let activations = match values {
-            StackValues::Dense(_) => Activations::Exact,
-            StackValues::Fp8(_) | StackValues::Fp4(_) => self.options.activations,
+            // Those of V4.1 are as good as packed: no kernel reads their blocks yet.
+            StackValues::Dense(_) if !sources.first().is_some_and(is_fine) => Activations::Exact,
+            _ => self.activations(),
         };
         Some(WeightStack {
             activations,
@@ -218,6 +220,10 @@ impl WeightSource for Stored<'_, '_> {
         })
     }
 
+    fn lookup(&mut self, prefix: &str, shape: [usize; 2]) -> Option<EngramTable> {
+        self.loader.lookup(prefix, shape)
+    }
+
     fn table(
         &mut self,
         name: &str,
@@ -231,6 +237,15 @@ impl WeightSource for Stored<'_, '_> {
 }
 
 impl Stored<'_, '_> {
+    /// What packed weights do to their inputs, in the blocks of the model.
+    fn activations(&self) -> Activations {
+        let block = self.loader.checkpoint().config().weight_block;
+        match self.options.activations {
+            Activations::Released if block == 32 => Activations::Released32,
+            activations => activations,
+        }
+    }
+
     fn count(&mut self, shape: &[usize], dtype: DType) {
         self.bytes.tensor(shape, dtype);
     }

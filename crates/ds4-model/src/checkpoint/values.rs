@@ -12,6 +12,8 @@ use super::host::{HostLinear, LinearStack};
 use super::loader::Loader;
 use super::names::{DIVISOR, FACTOR};
 
+/// Rows and columns of the blocks of V4.1.
+const FINE: [usize; 2] = [32, 32];
 const DENSE: &str = "BF16, F16 or F32";
 const LINEAR: &str = "F8_E4M3, I8, U8 or F4 (FP4), BF16, F16 or F32";
 /// Of FP8, and of FP4.
@@ -170,12 +172,18 @@ impl<'a> Loader<'a> {
                 Some([1, FP4_BLOCK])
             }
             [] | [1] => Some([out, inp]),
+            [rows, blocks] if [rows, blocks] == [out.div_ceil(FINE[0]), inp.div_ceil(FINE[1])] => {
+                Some(FINE)
+            }
             _ => None,
         };
         let mut source = StoredLinear::dense(format, weight);
         (source.scale, source.block) = (Some(scale), whole.unwrap_or(block));
         if whole.is_some() {
-            source.format = WeightFormat::Fp8Rows;
+            source.format = match whole == Some(FINE) {
+                true => WeightFormat::Fp8Fine,
+                false => WeightFormat::Fp8Rows,
+            };
         }
         let mut fits = (whole.is_some() || self.check_shape(&scale, &blocks)) && fits;
         if format == WeightFormat::Nvfp4 {

@@ -8,6 +8,7 @@ use super::sizes::PackedSizes;
 use super::source::ModelSource;
 use crate::block::Block;
 use crate::config::ModelConfig;
+use crate::engram::{EngramIds, EngramLookup};
 use crate::parallel::Divider;
 use crate::placement::{
     Devices, ModelBytes, Place, Placement, PlacementError, Portion, WeightBytes,
@@ -27,7 +28,14 @@ impl ModelConfig {
     fn init_from(&self, mut source: RandomModel) -> Model {
         self.assert_valid();
         let model = self.build(&mut source, false);
-        model.expect("any weight can be drawn")
+        let mut model = model.expect("any weight can be drawn");
+        if let Some(engram) = &self.engram {
+            let ids = 0..self.vocab_size;
+            let ids = ids.map(|token| (token % engram.compressed_vocab_size) as u32);
+            let ids = EngramIds::new(ids.collect());
+            model.engrams = Some(EngramLookup::new(engram, ids));
+        }
+        model
     }
 
     fn assert_valid(&self) {

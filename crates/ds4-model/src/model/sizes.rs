@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 
 use super::source::ModelSource;
 use crate::placement::{Place, Placement, WeightBytes};
-use crate::weights::{Initial, WeightSource, WeightStack};
+use crate::weights::{EngramTable, Initial, WeightSource, WeightStack};
 
 /// Counts what [packed random weights](Random) would take, and makes none.
 pub(super) struct PackedSizes<'d> {
@@ -78,6 +78,11 @@ impl WeightSource for PackedSizes<'_> {
     fn groups(&mut self, prefix: &str, [groups, rank, width]: [usize; 3]) -> Option<WeightStack> {
         let count = |bytes: &mut WeightBytes| bytes.fp8([groups, 1, rank, width]);
         self.bytes.under(prefix, count);
+        None
+    }
+
+    fn lookup(&mut self, _: &str, _: [usize; 2]) -> Option<EngramTable> {
+        // The host has it.
         None
     }
 

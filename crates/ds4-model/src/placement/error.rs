@@ -63,6 +63,14 @@ pub enum PlacementError {
         /// Layers of the model.
         layers: usize,
     },
+    /// Layers share rows or hand on weights, which nothing passes on between devices yet.
+    #[error(
+        "{devices} devices: layers that share compressed rows (kv_source_layer_ids) stay on one"
+    )]
+    SharedRows {
+        /// Number of devices.
+        devices: usize,
+    },
     /// Devices cannot have equal parts of every layer.
     #[error(
         "{what} ({size}) cannot be divided among {devices} devices, each with a multiple of \

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK};
 
 use super::error::PlacementError;
-use crate::config::ModelConfig;
+use crate::config::{AttentionKind, ModelConfig};
 
 /// How several devices share a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,6 +72,15 @@ pub fn check(config: &ModelConfig, devices: usize) -> Result<(), PlacementError>
             devices,
             multiple,
         }),
+    }
+}
+
+/// Checks that so many devices can have the layers: what layers share stays on one so far.
+pub(crate) fn check_shared(config: &ModelConfig, devices: usize) -> Result<(), PlacementError> {
+    let shares = |kind: &AttentionKind| matches!(kind, AttentionKind::Shared(_));
+    match devices > 1 && (config.late_pre_mix || config.layers.iter().any(shares)) {
+        true => Err(PlacementError::SharedRows { devices }),
+        false => Ok(()),
     }
 }
 

@@ -7,6 +7,7 @@ use burn_ds4_ops::quant::Activations;
 use super::bits::{RandomBits, deviation};
 use super::source::{Initial, WeightSource};
 use super::stack::{StackValues, WeightStack, int_parameter};
+use super::table::{EngramTable, TableSource};
 
 /// A module with dense random weights.
 ///
@@ -135,6 +136,13 @@ impl WeightSource for Random<'_> {
         })
     }
 
+    fn lookup(&mut self, prefix: &str, [_, width]: [usize; 2]) -> Option<EngramTable> {
+        let seed = prefix
+            .bytes()
+            .fold(0, |sum: u64, byte| sum * 31 % (1 << 40) + u64::from(byte));
+        Some(EngramTable::new(RandomRows(seed), width))
+    }
+
     fn table(
         &mut self,
         _: &str,
@@ -145,5 +153,19 @@ impl WeightSource for Random<'_> {
         let table = TensorData::new(ids.collect::<Vec<_>>(), [vocabulary, k]);
         let table = Tensor::from_data(table, self.device);
         Some(int_parameter(table))
+    }
+}
+
+/// Rows of a table that are drawn when they are asked for, the same each time.
+#[derive(Debug)]
+struct RandomRows(u64);
+
+impl TableSource for RandomRows {
+    fn row(&self, row: u64, values: &mut [f32]) {
+        use rand_chacha::rand_core::{Rng, SeedableRng};
+        let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(self.0 ^ row << 8);
+        // Of variance 1, about.
+        let scale = 3f32.sqrt() / f32::from(1u16 << 15);
+        values.fill_with(|| f32::from(random.next_u32() as i16) * scale);
     }
 }

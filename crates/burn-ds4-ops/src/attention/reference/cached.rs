@@ -83,7 +83,10 @@ impl<B: CachedOps> Prepared<B> {
         let [_, slots, _] = window.dims();
         let positions = NewPositions::<B>::new(queries.start.clone(), queries.angles.shape()[0]);
 
-        let rows = norm_rows::<B>(queries.x, OptionalFloat::None, queries.epsilon);
+        let rows = match queries.epsilon {
+            Some(epsilon) => norm_rows::<B>(queries.x, OptionalFloat::None, epsilon),
+            None => queries.x,
+        };
         let (angles, start) = (queries.angles, queries.start);
         let rows = rotate_by_position::<B>(rows, angles.clone(), start.clone(), false);
 

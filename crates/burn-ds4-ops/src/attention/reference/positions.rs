@@ -1,10 +1,10 @@
 //! New positions, and their slots in the tensors of a cache.
 
-use crate::attention::options::{CONTENT_BLOCK, MASKED, RowRounding};
+use crate::attention::options::{CONTENT_BLOCK, MASKED, RowRounding, SHARED_BLOCK, WHOLE_BLOCK};
 use crate::dims::{Dims, dims_of};
 use crate::quant::FP4_BLOCK;
 use crate::reference::prelude::*;
-use crate::roundtrip::reference::{hadamard, roundtrip};
+use crate::roundtrip::reference::{hadamard, roundtrip, roundtrip_scaled};
 use crate::roundtrip::{E2M1, E4M3};
 
 /// The new positions of every sequence, from its start on.
@@ -122,6 +122,9 @@ pub(super) fn round<B: Backend>(
             B::float_cat(vec![content, slice::<B>(rows, 1, unrotated..width)], 1)
         }
         RowRounding::Index => roundtrip::<B>(hadamard::<B>(rows), FP4_BLOCK, &E2M1),
+        RowRounding::Whole => roundtrip::<B>(rows, WHOLE_BLOCK, &E4M3),
+        RowRounding::Shared => roundtrip_scaled::<B>(rows, SHARED_BLOCK),
+        RowRounding::Key => roundtrip::<B>(rows, FP4_BLOCK, &E2M1),
         RowRounding::Content | RowRounding::None => rows,
     };
     B::float_reshape(B::float_cast(rows, dtype.into()), shape)

@@ -162,6 +162,9 @@ impl<'a> Engine<'a> {
     ) -> Result<Self, GenerateError> {
         config.validate()?;
         check_vocabulary(model)?;
+        if model.config.late_pre_mix || model.config.engram.is_some() {
+            return Err(GenerateError::SharedRows);
+        }
         let drafter = drafter(model, &config)?;
         let mut setup = Setup {
             model,

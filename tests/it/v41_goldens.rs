@@ -1,0 +1,542 @@
+//! Every intermediate tensor of a random model of DeepSeek-V4.1 against an independent
+//! implementation: in one call, in chunks, token by token, and with positions that are taken back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_ds4_ops::quant::Activations;
+use ds4_model::cache::{Cache, CacheConfig, Rollback};
+use ds4_model::checkpoint::{Checkpoint, LoadOptions};
+use ds4_model::config::{AttentionKind, ModelConfig};
+use ds4_model::model::Model;
+use ds4_model::trace::Trace;
+
+use crate::common::{compiles_slowly, devices, integer_values, values};
+use crate::golden::{Golden, assert_golden, root};
+
+const DIR: &str = "tests/fixtures/v41-goldens";
+const BATCH: usize = 2;
+const LENGTH: usize = 61;
+const PICKS: usize = 6;
+/// Inputs of linear maps as they are, and rounded as the released model does.
+const VARIANTS: [(&str, Activations); 2] = [
+    ("exact", Activations::Exact),
+    ("released", Activations::Released),
+];
+
+/// Positions of a call. Those that are taken back have other tokens.
+#[derive(Clone, Copy)]
+enum Call {
+    Kept(usize),
+    TakenBack(usize),
+}
+use Call::{Kept, TakenBack};
+
+fn splits() -> Vec<(&'static str, Vec<Call>)> {
+    let mut taken_back = vec![Kept(20)];
+    // As many as drafts, and as many as a rollback may be, from odd and even positions.
+    for (wrong, right) in [(5, 1), (6, 2), (1, 1), (17, 3), (6, 4), (3, 18)] {
+        taken_back.extend([TakenBack(wrong), Kept(right)]);
+    }
+    taken_back.extend([TakenBack(6); 2]);
+    taken_back.extend([Kept(1); 12]);
+    vec![
+        ("one call", vec![Kept(LENGTH)]),
+        ("token by token", vec![Kept(1); LENGTH]),
+        ("chunks", [3, 1, 17, 2, 20, 5, 13].map(Kept).to_vec()),
+        ("taken back", taken_back),
+    ]
+}
+
+struct Fixture {
+    golden: Golden,
+    variant: &'static str,
+    config: ModelConfig,
+}
+
+impl Fixture {
+    fn load(&self, activations: Activations, device: &Device) -> Model {
+        let options = LoadOptions {
+            activations,
+            ..LoadOptions::default()
+        };
+        checkpoint()
+            .load(&options, device)
+            .expect("the fixture loads")
+    }
+
+    fn ids(&self, sequence: usize, range: Range<usize>) -> Vec<i64> {
+        let ids = self.golden.get("input_ids").ids();
+        ids[sequence * LENGTH..][range].to_vec()
+    }
+
+    fn expected(&self, name: &str) -> Option<Vec<f32>> {
+        let name = format!("{}.{name}", self.variant);
+        self.golden.find(&name).map(|golden| golden.f32())
+    }
+}
+
+fn checkpoint() -> Checkpoint {
+    Checkpoint::open(&root().join(DIR)).expect("the fixture is a checkpoint")
+}
+
+fn tensor(ids: &[i64], batch: usize, device: &Device) -> Tensor<2, Int> {
+    Tensor::from_data(
+        TensorData::new(ids.to_vec(), [batch, ids.len() / batch]),
+        device,
+    )
+}
+
+/// What the calls recorded, each with its first position and the number of them.
+struct Run {
+    records: Vec<(usize, usize, BTreeMap<String, TensorData>)>,
+}
+
+impl Run {
+    fn new(fixture: &Fixture, model: &Model, calls: &[Call], device: &Device) -> Self {
+        let options = CacheConfig {
+            batch: BATCH,
+            // Small, so that the cache grows on the way.
+            capacity: 16,
+            rollback: Rollback::Bounded(17),
+            ..CacheConfig::default()
+        };
+        let mut cache = model.new_cache(options).expect("the options are valid");
+        let (mut records, mut start) = (Vec::new(), 0);
+        let taps = &fixture
+            .config
+            .dspark
+            .as_ref()
+            .expect("a drafter")
+            .target_layers;
+        for call in calls {
+            let trace = Trace::recording();
+            let (Kept(count) | TakenBack(count)) = *call;
+            let is_kept = matches!(call, Kept(_));
+            let tokens = (0..BATCH).flat_map(|sequence| {
+                let ids = fixture.ids(sequence, start..(start + count).min(LENGTH));
+                let wrong = move |id: i64| if is_kept { id } else { (id + 3) % 180 };
+                let mut ids: Vec<i64> = ids.into_iter().map(wrong).collect();
+                ids.resize(count, 5);
+                ids
+            });
+            let tokens = tensor(&tokens.collect::<Vec<_>>(), BATCH, device);
+            let run = model.forward_tapped(tokens, &mut cache, taps, &trace);
+            let (streams, taps) = run.expect("the text fits the context");
+            if !is_kept {
+                cache
+                    .remove_newest(count)
+                    .expect("as many as can be taken back");
+                continue;
+            }
+            trace.record("final.collapsed", &streams);
+            trace.record("taps", &taps.expect("layers are tapped"));
+            trace.record("logits", &model.logits(streams));
+            records.push((start, count, trace.take()));
+            start += count;
+        }
+        assert_eq!(start, LENGTH);
+        Self { records }
+    }
+
+    /// A tensor with a row for each position: those of each sequence. Of what has rows of earlier
+    /// positions, too, those of the call.
+    fn rows(&self, name: &str, width: Option<usize>) -> [Vec<f32>; BATCH] {
+        let mut joined = [(); BATCH].map(|()| Vec::new());
+        for (_, count, record) in &self.records {
+            let data = record.get(name).unwrap_or_else(|| panic!("no {name}"));
+            let data: Vec<f32> = data.iter().collect();
+            let of_sequence = data.len() / BATCH;
+            let own = width.map_or(of_sequence, |width| count * width);
+            for (joined, data) in joined.iter_mut().zip(data.chunks(of_sequence)) {
+                joined.extend(&data[of_sequence - own..]);
+            }
+        }
+        joined
+    }
+
+    /// For each call that recorded the tensor, for each query: the sequence, the position, and its
+    /// row.
+    fn queries(&self, name: &str) -> Vec<(usize, usize, Vec<f32>)> {
+        let mut found = Vec::new();
+        for (start, count, record) in &self.records {
+            let Some(data) = record.get(name) else {
+                continue;
+            };
+            let data: Vec<f32> = data.iter().collect();
+            let rows = data.chunks(data.len() / (BATCH * count)).enumerate();
+            found.extend(
+                rows.map(|(query, row)| (query / count, start + query % count, row.to_vec())),
+            );
+        }
+        found
+    }
+}
+
+/// Ours, theirs, and the width of those that come behind earlier rows.
+const PLAIN: [(&str, &str, Option<usize>); 21] = [
+    ("attention_connection.pre", "attn.premix", None),
+    ("attention_connection.post", "hc_attn.post", None),
+    ("attention_connection.comb", "hc_attn.comb", None),
+    ("attention_connection.collapsed", "attn.collapsed", None),
+    ("attention.low_rank", "attn.qr", None),
+    ("attention.queries", "attn.q", None),
+    ("attention.rows", "attn.kv", Some(64)),
+    ("attention.attended", "attn.o", None),
+    ("attention.output", "attn.y", None),
+    ("attention.indexer.weights", "index.w", None),
+    ("attention.indexer.queries", "index.q", None),
+    ("moe_connection.pre", "ffn.premix", None),
+    ("moe_connection.post", "hc_ffn.post", None),
+    ("moe_connection.comb", "hc_ffn.comb", None),
+    ("moe_connection.collapsed", "ffn.collapsed", None),
+    ("moe.shared", "ffn.shared", None),
+    ("engram.key", "engram.key", None),
+    ("engram.value", "engram.value", None),
+    ("engram.gate", "engram.gate", None),
+    ("engram.output", "engram.out", None),
+    ("output", "out", None),
+];
+
+/// What has the same bits whoever computes it: codes times scales.
+const ROUNDED: [&str; 2] = ["attn.kv", "index.q"];
+
+fn check_layer(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
+    let golden = |name: &str| fixture.expected(&format!("s0.layer{layer}.{name}"));
+    for (ours, theirs, width) in PLAIN {
+        let ours = format!("layer{layer}.{ours}");
+        let what = format!("{what}: layer{layer}.{theirs}");
+        // An indexer that has no choice to make has neither weights nor queries.
+        if theirs.starts_with("index.") && run.records.iter().any(|own| !own.2.contains_key(&ours))
+        {
+            continue;
+        }
+        if let Some(expected) = golden(theirs) {
+            let [actual, _] = run.rows(&ours, width);
+            assert_golden(&actual, &expected, &what);
+            assert!(
+                !ROUNDED.contains(&theirs) || actual == expected,
+                "{what}: a code differs"
+            );
+        }
+    }
+    if let (Some(shared), Some(routed)) = (golden("ffn.shared"), golden("ffn.routed")) {
+        let expected: Vec<f32> = shared
+            .iter()
+            .zip(routed)
+            .map(|(one, other)| one + other)
+            .collect();
+        let [actual, _] = run.rows(&format!("layer{layer}.moe.output"), None);
+        assert_golden(&actual, &expected, &format!("{what}: layer{layer} experts"));
+    }
+    if let Some(expected) = golden("router.scores") {
+        let [logits, _] = run.rows(&format!("layer{layer}.moe.router.logits"), None);
+        let score = |logit: &f32| f64::from(*logit).exp().ln_1p().sqrt() as f32;
+        let actual: Vec<f32> = logits.iter().map(score).collect();
+        assert_golden(&actual, &expected, &format!("{what}: layer{layer} router"));
+    }
+    for sequence in 0..BATCH {
+        check_routes(fixture, run, (sequence, layer), what);
+    }
+}
+
+/// The order of a token's experts is free: compares weights by expert.
+fn check_routes(fixture: &Fixture, run: &Run, (sequence, layer): (usize, usize), what: &str) {
+    let experts = fixture.config.n_routed_experts;
+    let by_expert = |ids: &[f32], weights: &[f32]| {
+        let k = fixture.config.num_experts_per_tok;
+        let mut dense = vec![0.0; LENGTH * experts];
+        for (slot, (id, weight)) in ids.iter().zip(weights).enumerate() {
+            dense[slot / k * experts + *id as usize] = *weight;
+        }
+        dense
+    };
+    let ours = |part: &str| {
+        let rows = run.rows(&format!("layer{layer}.moe.router.{part}"), None);
+        rows[sequence].clone()
+    };
+    let theirs = |part: &str| {
+        let name = format!("s{sequence}.layer{layer}.router.{part}");
+        fixture.expected(&name).expect("routes of both sequences")
+    };
+    let actual = by_expert(&ours("ids"), &ours("weights"));
+    let expected = by_expert(&theirs("ids"), &theirs("weights"));
+    let chosen = |dense: &[f32]| {
+        dense
+            .iter()
+            .map(|weight| *weight != 0.0)
+            .collect::<Vec<_>>()
+    };
+    let what = format!("{what}: s{sequence}.layer{layer} experts");
+    assert_eq!(chosen(&actual), chosen(&expected), "{what}");
+    assert_golden(&actual, &expected, &what);
+}
+
+/// Rows that several layers read, and the picks among them.
+fn check_shared(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
+    let AttentionKind::Shared(shared) = fixture.config.layers[layer] else {
+        return;
+    };
+    let name = |part: &str| format!("layer{layer}.attention.{part}");
+    let (_, _, last) = run.records.last().expect("there was a call");
+    if shared.makes_rows() {
+        for (ours, theirs) in [("compressed", "comp.row"), ("index_keys", "index.key")] {
+            let expected = fixture
+                .expected(&format!("s0.layer{layer}.{theirs}"))
+                .expect("rows");
+            let actual: Vec<f32> = last[&name(ours)].iter().take(expected.len()).collect();
+            assert!(
+                actual == expected,
+                "{what}: layer{layer}.{theirs} has another code"
+            );
+        }
+        if run.records.len() == 1
+            && let Some(expected) = fixture.expected(&format!("s0.layer{layer}.comp.latent"))
+        {
+            let actual: Vec<f32> = last[&name("latent")].iter().take(expected.len()).collect();
+            assert_golden(
+                &actual,
+                &expected,
+                &format!("{what}: layer{layer}.comp.latent"),
+            );
+        }
+    }
+    if !shared.picks() {
+        return;
+    }
+    let visible = |position: usize| (position + 1) / shared.ratio;
+    if let Some(theirs) = fixture.expected(&format!("s0.layer{layer}.index.scores")) {
+        let rows = theirs.len() / LENGTH;
+        let (mut actual, mut expected) = (Vec::new(), Vec::new());
+        for (sequence, position, scores) in run.queries(&name("indexer.scores")) {
+            if sequence == 0 {
+                actual.extend(&scores[..visible(position)]);
+                expected.extend(&theirs[position * rows..][..visible(position)]);
+            }
+        }
+        assert!(actual.len() > 400, "{what}: too few scores were compared");
+        assert_golden(&actual, &expected, &format!("{what}: layer{layer} scores"));
+    }
+    for sequence in 0..BATCH {
+        let golden = |part: &str| {
+            let name = format!("s{sequence}.layer{layer}.index.{part}");
+            fixture.expected(&name)
+        };
+        let what =
+            |position: usize| format!("{what}: s{sequence}.layer{layer}, query at {position}");
+        let picks = golden("picks").expect("picks of both sequences");
+        let theirs = |position: usize| -> BTreeSet<usize> {
+            let picks = picks[position * PICKS..][..PICKS].iter();
+            picks
+                .filter(|pick| **pick >= 0.0)
+                .map(|pick| *pick as usize)
+                .collect()
+        };
+        let mut compared = 0;
+        let mut compare = |position: usize, ours: BTreeSet<usize>| {
+            assert_eq!(ours, theirs(position), "{}", what(position));
+            compared += 1;
+        };
+        for (_, position, row) in run
+            .queries(&name("indexer.picks"))
+            .iter()
+            .filter(|q| q.0 == sequence)
+        {
+            let picks = row.iter().map(|pick| *pick as usize);
+            compare(
+                *position,
+                picks.filter(|pick| *pick < visible(*position)).collect(),
+            );
+        }
+        for (_, position, row) in run
+            .queries(&name("indexer.picked"))
+            .iter()
+            .filter(|q| q.0 == sequence)
+        {
+            let picked = (0..visible(*position)).filter(|place| row[*place] != 0.0);
+            compare(*position, picked.collect());
+        }
+        assert!(compared > 30, "{}: too few picks", what(compared));
+        let Some(candidates) = golden("candidates") else {
+            continue;
+        };
+        let rows = candidates.len() / LENGTH;
+        for (_, position, row) in run
+            .queries(&name("indexer.candidates"))
+            .iter()
+            .filter(|q| q.0 == sequence)
+        {
+            let expected = &candidates[position * rows..][..visible(*position)];
+            assert_eq!(&row[..visible(*position)], expected, "{}", what(*position));
+        }
+    }
+}
+
+#[test]
+fn every_intermediate_of_v41_equals_the_golden_in_any_calls() {
+    for (name, device) in devices() {
+        for (variant, activations) in VARIANTS {
+            let fixture = Fixture {
+                golden: Golden::open(&format!("{DIR}/golden.safetensors")),
+                variant,
+                config: checkpoint().config().clone(),
+            };
+            let model = fixture.load(activations, device);
+            for (split, calls) in splits() {
+                if compiles_slowly(name)
+                    && std::env::var("V41_SPLIT")
+                        .as_deref()
+                        .unwrap_or("token by token")
+                        != split
+                {
+                    continue;
+                }
+                let what = format!("{name}, {variant}, {split}");
+                let run = Run::new(&fixture, &model, &calls, device);
+                for layer in 0..fixture.config.layers.len() {
+                    check_layer(&fixture, &run, layer, &what);
+                    check_shared(&fixture, &run, layer, &what);
+                }
+                for ours in ["final.collapsed", "taps", "logits"] {
+                    for (sequence, actual) in run.rows(ours, None).iter().enumerate() {
+                        let name = format!("s{sequence}.{ours}");
+                        if let Some(expected) = fixture.expected(&name) {
+                            assert_golden(actual, &expected, &format!("{what}: {name}"));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn drafts_of_v41_equal_the_golden_and_are_taken_back() {
+    for (name, device) in devices() {
+        for (variant, activations) in VARIANTS {
+            let fixture = Fixture {
+                golden: Golden::open(&format!("{DIR}/golden.safetensors")),
+                variant,
+                config: checkpoint().config().clone(),
+            };
+            let model = fixture.load(activations, device);
+            let dspark = model.dspark.as_ref().expect("a drafter");
+            let targets = &dspark.params.target_layers;
+            let options = CacheConfig {
+                capacity: 16,
+                ..CacheConfig::default()
+            };
+            let mut cache = model.new_cache(options).expect("valid options");
+            let mut drafter = model.new_dspark_cache(options).expect("valid options");
+            let lengths = fixture.golden.get("round.tokens").ids();
+            let anchors = fixture.golden.get("round.anchor").ids();
+            let mut known = 0;
+            for (round, (length, anchor)) in lengths.iter().zip(anchors).enumerate() {
+                let what = |part: &str| format!("{name}, {variant}, round {round}: {part}");
+                let golden = |part: &str| fixture.expected(&format!("s0.round{round}.{part}"));
+                let new = fixture.ids(0, known..*length as usize);
+                known = *length as usize;
+                let tokens = tensor(&new, 1, device);
+                let tapped = model.forward_tapped(tokens, &mut cache, targets, &Trace::off());
+                let (_, taps) = tapped.expect("a text that fits");
+                let trace = Trace::recording();
+                let taps = taps.expect("layers are tapped");
+                let appended = model.append_dspark(taps, &mut drafter, &trace);
+                appended.expect("positions that fit");
+                let context = trace.take()["dspark.context"]
+                    .iter::<f32>()
+                    .collect::<Vec<_>>();
+                let expected = fixture
+                    .expected("s0.drafter.main_x")
+                    .expect("both variants");
+                let new = (known - new.len()) * 96..known * 96;
+                assert_golden(&context, &expected[new], &what("context"));
+
+                let anchors = tensor(&[anchor], 1, device);
+                let streams = model.forward_dspark(anchors.clone(), &mut drafter, &trace);
+                let streams = streams.expect("a block that fits");
+                let drafts = dspark.choose(streams, anchors, model.output.val(), &trace);
+                let drafts = drafts.expect("finite logits");
+                let records = trace.take();
+                let mut compared = 0;
+                let mut check = |ours: &str, theirs: &str| {
+                    let Some(expected) = golden(theirs) else {
+                        return;
+                    };
+                    let actual: Vec<f32> = records[ours].iter().collect();
+                    let first = actual.len() - expected.len();
+                    assert_golden(&actual[first..], &expected, &what(theirs));
+                    compared += 1;
+                };
+                for stage in 0..3 {
+                    for (ours, theirs, _) in PLAIN {
+                        check(
+                            &format!("dspark.layer{stage}.{ours}"),
+                            &format!("stage{stage}.{theirs}"),
+                        );
+                    }
+                }
+                check("dspark.hidden", "head_x");
+                check("dspark.logits", "logits_base");
+                check("dspark.confidence", "confidence");
+                assert!(compared >= 7, "{}", what("too little was compared"));
+                let ids = integer_values(drafts.ids);
+                let expected: Vec<i64> = golden("drafts")
+                    .expect("drafts")
+                    .iter()
+                    .map(|id| *id as i64)
+                    .collect();
+                assert_eq!(ids, expected, "{}", what("drafts"));
+                verify(
+                    &fixture,
+                    &model,
+                    &mut cache,
+                    (round, device),
+                    &what("verification"),
+                );
+                assert_eq!(cache.lengths(), [known]);
+            }
+        }
+    }
+}
+
+/// Runs the trunk over the anchor and the drafts, and takes them back.
+fn verify(
+    fixture: &Fixture,
+    model: &Model,
+    cache: &mut Cache,
+    (round, device): (usize, &Device),
+    what: &str,
+) {
+    let golden = |part: &str| fixture.expected(&format!("s0.round{round}.{part}"));
+    let ids = golden("verify_ids").expect("ids of both variants");
+    let ids: Vec<i64> = ids.iter().map(|id| *id as i64).collect();
+    let logits = model.forward(tensor(&ids, 1, device), cache);
+    let logits = values(logits.expect("a text that fits"));
+    if let Some(expected) = golden("verify_logits") {
+        assert_golden(&logits, &expected, what);
+    }
+    cache
+        .remove_newest(ids.len())
+        .expect("any number can be taken back");
+}
+
+#[test]
+fn frequencies_of_v41_equal_the_golden() {
+    let golden = Golden::open(&format!("{DIR}/golden.safetensors"));
+    let layout = ds4_model::cache::CacheLayout::trunk(checkpoint().config());
+    for (rotary, name) in [
+        (layout.rotary, "inv_freq.main"),
+        (layout.compressed_rotary, "inv_freq.compress"),
+    ] {
+        let (actual, expected) = (rotary.frequencies(), golden.get(name).f32());
+        assert_eq!(actual.len(), expected.len());
+        for (actual, expected) in actual.iter().zip(&expected) {
+            assert!(
+                (actual / expected - 1.0).abs() < 3e-7,
+                "{name}: {actual} != {expected}"
+            );
+        }
+    }
+}
