@@ -9,10 +9,12 @@ use burn_ds4_ops::quant::Activations;
 use ds4_model::cache::{Cache, CacheConfig, Rollback};
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
 use ds4_model::config::{AttentionKind, ModelConfig};
+use ds4_model::generate::{Engine, EngineConfig, Request};
 use ds4_model::model::Model;
 use ds4_model::trace::Trace;
 
 use crate::common::{compiles_slowly, devices, integer_values, values};
+use crate::engine::together;
 use crate::golden::{Golden, assert_golden, root};
 
 const DIR: &str = "tests/fixtures/v41-goldens";
@@ -33,7 +35,13 @@ enum Call {
 }
 use Call::{Kept, TakenBack};
 
-fn splits() -> Vec<(&'static str, Vec<Call>)> {
+/// The noise of a software GPU's products of many rows is over the margin of a value at position
+/// 20: they end before that.
+fn splits(name: &str) -> Vec<(&'static str, Vec<Call>)> {
+    if compiles_slowly(name) {
+        let few = [[Kept(4); 15].as_slice(), &[Kept(1)]].concat();
+        return vec![("first chunks", [3, 17].map(Kept).to_vec()), ("few", few)];
+    }
     let mut taken_back = vec![Kept(20)];
     // As many as drafts, and as many as a rollback may be, from odd and even positions.
     for (wrong, right) in [(5, 1), (6, 2), (1, 1), (17, 3), (6, 4), (3, 18)] {
@@ -56,6 +64,14 @@ struct Fixture {
 }
 
 impl Fixture {
+    fn new(variant: &'static str) -> Self {
+        Self {
+            golden: Golden::open(&format!("{DIR}/golden.safetensors")),
+            variant,
+            config: checkpoint().config().clone(),
+        }
+    }
+
     fn load(&self, activations: Activations, device: &Device) -> Model {
         let options = LoadOptions {
             activations,
@@ -69,6 +85,13 @@ impl Fixture {
     fn ids(&self, sequence: usize, range: Range<usize>) -> Vec<i64> {
         let ids = self.golden.get("input_ids").ids();
         ids[sequence * LENGTH..][range].to_vec()
+    }
+
+    /// The rows of a tensor of the positions of a run.
+    fn of_run(&self, name: &str, run: &Run) -> Option<Vec<f32>> {
+        let mut expected = self.expected(name)?;
+        expected.truncate(expected.len() / LENGTH * run.positions);
+        Some(expected)
     }
 
     fn expected(&self, name: &str) -> Option<Vec<f32>> {
@@ -90,6 +113,7 @@ fn tensor(ids: &[i64], batch: usize, device: &Device) -> Tensor<2, Int> {
 
 /// What the calls recorded, each with its first position and the number of them.
 struct Run {
+    positions: usize,
     records: Vec<(usize, usize, BTreeMap<String, TensorData>)>,
 }
 
@@ -136,8 +160,10 @@ impl Run {
             records.push((start, count, trace.take()));
             start += count;
         }
-        assert_eq!(start, LENGTH);
-        Self { records }
+        Self {
+            positions: start,
+            records,
+        }
     }
 
     /// A tensor with a row for each position: those of each sequence. Of what has rows of earlier
@@ -203,7 +229,7 @@ const PLAIN: [(&str, &str, Option<usize>); 21] = [
 const ROUNDED: [&str; 2] = ["attn.kv", "index.q"];
 
 fn check_layer(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
-    let golden = |name: &str| fixture.expected(&format!("s0.layer{layer}.{name}"));
+    let golden = |name: &str| fixture.of_run(&format!("s0.layer{layer}.{name}"), run);
     for (ours, theirs, width) in PLAIN {
         let ours = format!("layer{layer}.{ours}");
         let what = format!("{what}: layer{layer}.{theirs}");
@@ -246,7 +272,7 @@ fn check_routes(fixture: &Fixture, run: &Run, (sequence, layer): (usize, usize),
     let experts = fixture.config.n_routed_experts;
     let by_expert = |ids: &[f32], weights: &[f32]| {
         let k = fixture.config.num_experts_per_tok;
-        let mut dense = vec![0.0; LENGTH * experts];
+        let mut dense = vec![0.0; run.positions * experts];
         for (slot, (id, weight)) in ids.iter().zip(weights).enumerate() {
             dense[slot / k * experts + *id as usize] = *weight;
         }
@@ -258,7 +284,9 @@ fn check_routes(fixture: &Fixture, run: &Run, (sequence, layer): (usize, usize),
     };
     let theirs = |part: &str| {
         let name = format!("s{sequence}.layer{layer}.router.{part}");
-        fixture.expected(&name).expect("routes of both sequences")
+        fixture
+            .of_run(&name, run)
+            .expect("routes of both sequences")
     };
     let actual = by_expert(&ours("ids"), &ours("weights"));
     let expected = by_expert(&theirs("ids"), &theirs("weights"));
@@ -282,9 +310,10 @@ fn check_shared(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
     let (_, _, last) = run.records.last().expect("there was a call");
     if shared.makes_rows() {
         for (ours, theirs) in [("compressed", "comp.row"), ("index_keys", "index.key")] {
-            let expected = fixture
-                .expected(&format!("s0.layer{layer}.{theirs}"))
-                .expect("rows");
+            let expected = fixture.expected(&format!("s0.layer{layer}.{theirs}"));
+            let mut expected = expected.expect("rows of each layer that makes some");
+            // Rows and keys are 64 wide.
+            expected.truncate(run.positions / shared.ratio * 64);
             let actual: Vec<f32> = last[&name(ours)].iter().take(expected.len()).collect();
             assert!(
                 actual == expected,
@@ -315,7 +344,7 @@ fn check_shared(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
                 expected.extend(&theirs[position * rows..][..visible(position)]);
             }
         }
-        assert!(actual.len() > 400, "{what}: too few scores were compared");
+        assert!(actual.len() > 50, "{what}: too few scores were compared");
         assert_golden(&actual, &expected, &format!("{what}: layer{layer} scores"));
     }
     for sequence in 0..BATCH {
@@ -357,7 +386,11 @@ fn check_shared(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
             let picked = (0..visible(*position)).filter(|place| row[*place] != 0.0);
             compare(*position, picked.collect());
         }
-        assert!(compared > 30, "{}: too few picks", what(compared));
+        assert!(
+            2 * compared > run.positions,
+            "{}: too few picks",
+            what(compared)
+        );
         let Some(candidates) = golden("candidates") else {
             continue;
         };
@@ -377,21 +410,9 @@ fn check_shared(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
 fn every_intermediate_of_v41_equals_the_golden_in_any_calls() {
     for (name, device) in devices() {
         for (variant, activations) in VARIANTS {
-            let fixture = Fixture {
-                golden: Golden::open(&format!("{DIR}/golden.safetensors")),
-                variant,
-                config: checkpoint().config().clone(),
-            };
+            let fixture = Fixture::new(variant);
             let model = fixture.load(activations, device);
-            for (split, calls) in splits() {
-                if compiles_slowly(name)
-                    && std::env::var("V41_SPLIT")
-                        .as_deref()
-                        .unwrap_or("token by token")
-                        != split
-                {
-                    continue;
-                }
+            for (split, calls) in splits(name) {
                 let what = format!("{name}, {variant}, {split}");
                 let run = Run::new(&fixture, &model, &calls, device);
                 for layer in 0..fixture.config.layers.len() {
@@ -401,7 +422,7 @@ fn every_intermediate_of_v41_equals_the_golden_in_any_calls() {
                 for ours in ["final.collapsed", "taps", "logits"] {
                     for (sequence, actual) in run.rows(ours, None).iter().enumerate() {
                         let name = format!("s{sequence}.{ours}");
-                        if let Some(expected) = fixture.expected(&name) {
+                        if let Some(expected) = fixture.of_run(&name, &run) {
                             assert_golden(actual, &expected, &format!("{what}: {name}"));
                         }
                     }
@@ -415,11 +436,7 @@ fn every_intermediate_of_v41_equals_the_golden_in_any_calls() {
 fn drafts_of_v41_equal_the_golden_and_are_taken_back() {
     for (name, device) in devices() {
         for (variant, activations) in VARIANTS {
-            let fixture = Fixture {
-                golden: Golden::open(&format!("{DIR}/golden.safetensors")),
-                variant,
-                config: checkpoint().config().clone(),
-            };
+            let fixture = Fixture::new(variant);
             let model = fixture.load(activations, device);
             let dspark = model.dspark.as_ref().expect("a drafter");
             let targets = &dspark.params.target_layers;
@@ -539,4 +556,96 @@ fn frequencies_of_v41_equal_the_golden() {
             );
         }
     }
+}
+
+/// What requests of an engine write, one after the other or at the same time.
+fn texts(model: &Model, config: EngineConfig, requests: &[Request]) -> Vec<Vec<u32>> {
+    let mut engine = Engine::new(model, config).expect("a valid configuration");
+    together(&mut engine, requests)
+}
+
+#[test]
+fn texts_of_v41_are_those_of_forward_calls_with_drafts_lanes_and_kept_prompts() {
+    for (name, device) in devices().iter().filter(|(name, _)| !compiles_slowly(name)) {
+        let fixture = Fixture::new("exact");
+        let model = fixture.load(Activations::Exact, device);
+        let prompt = |sequence: usize, length: usize| -> Vec<u32> {
+            let ids = fixture.ids(sequence, 0..length).into_iter();
+            ids.map(|id| id as u32).collect()
+        };
+        let requests = [(0, 33), (1, 18), (0, 40)].map(|(sequence, length)| {
+            let mut request = Request::new(&prompt(sequence, length), 20);
+            request.ignore_eos = true;
+            request
+        });
+        let alone = EngineConfig {
+            lanes: 1,
+            capacity: 64,
+            ..EngineConfig::default()
+        };
+        let expected = requests
+            .each_ref()
+            .map(|request| by_calls(&model, &request.prompt, 20, device));
+        let together = EngineConfig {
+            lanes: 2,
+            ..alone.clone()
+        };
+        let drafting = EngineConfig {
+            drafts: 5,
+            ..together.clone()
+        };
+        let keeping = EngineConfig {
+            prefix_bytes: 1 << 24,
+            exact_prefix: true,
+            prefill_chunk: 16,
+            ..drafting.clone()
+        };
+        for (what, config) in [
+            ("alone", alone),
+            ("together", together),
+            ("drafts", drafting),
+        ] {
+            assert_eq!(texts(&model, config, &requests), expected, "{name}, {what}");
+        }
+        let chunked = EngineConfig {
+            prefix_bytes: 0,
+            ..keeping.clone()
+        };
+        let expected = texts(&model, chunked, &requests);
+        let twice = [&requests[..], &requests[..]].concat();
+        let kept = texts(&model, keeping, &twice);
+        assert_eq!(
+            kept,
+            [&expected[..], &expected[..]].concat(),
+            "{name}, kept prompts"
+        );
+    }
+}
+
+/// The most likely tokens after a prompt, by forward calls over one token each.
+fn by_calls(model: &Model, prompt: &[u32], count: usize, device: &Device) -> Vec<u32> {
+    let mut cache = model
+        .new_cache(CacheConfig::default())
+        .expect("valid options");
+    let mut next = |tokens: &[u32]| -> u32 {
+        let ids: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
+        let logits = model
+            .forward(tensor(&ids, 1, device), &mut cache)
+            .expect("a text that fits");
+        let last = values(logits.slice(burn::tensor::s![.., -1.., ..]));
+        let best = last
+            .iter()
+            .enumerate()
+            .max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+        best.expect("logits").0 as u32
+    };
+    // All but the last token of a prompt are processed together.
+    let (before, last) = prompt.split_at(prompt.len() - 1);
+    next(before);
+    let mut text = vec![next(last)];
+    while text.len() < count {
+        let token = text[text.len() - 1];
+        text.push(next(&[token]));
+    }
+    text
 }

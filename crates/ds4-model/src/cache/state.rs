@@ -213,15 +213,16 @@ impl Cache {
         }
     }
 
-    /// Puts compressed ids of new positions behind those of a sequence, and returns all of them.
+    /// Puts compressed ids of new positions behind those of a sequence that is so long, and returns
+    /// all of them.
     pub(crate) fn add_engram_ids(
         &mut self,
-        sequence: usize,
+        (sequence, length): (usize, usize),
         new: impl IntoIterator<Item = u32>,
     ) -> &[u32] {
         let ids = &mut self.engram_ids[sequence];
         // Those of positions that were removed go, and random ones have none.
-        ids.resize(self.lengths[sequence], 0);
+        ids.resize(length, 0);
         ids.extend(new);
         ids
     }

@@ -145,12 +145,6 @@ pub enum GenerateError {
         /// Bytes that all caches may take.
         maximum: usize,
     },
-    /// Texts of a model whose layers share rows, as in DeepSeek-V4.1, cannot be generated yet.
-    #[error(
-        "models with shared compressed rows and engrams (model_type `deepseek_v41`) have no engine \
-         yet: only single forward calls"
-    )]
-    SharedRows,
     /// The cache refused a step.
     #[error(transparent)]
     Cache(#[from] crate::cache::CacheError),

@@ -26,8 +26,11 @@ impl Model {
         let (device, dtype) = (ids.device(), FloatDType::from(self.embedding.val().dtype()));
         let tokens: Vec<u32> = ids.to_data().iter().collect();
         let mut rows = BTreeMap::new();
+        // The host may count positions that were taken back since.
+        let lengths: Vec<i64> = cache.start().into_data().iter().collect();
         for (sequence, tokens) in tokens.chunks(count).enumerate() {
-            let ids = cache.add_engram_ids(sequence, lookup.ids(tokens));
+            let length = usize::try_from(lengths[sequence]).unwrap_or(0);
+            let ids = cache.add_engram_ids((sequence, length), lookup.ids(tokens));
             lookup.extend(&mut rows, ids, count);
         }
         for (layer, rows) in rows {

@@ -143,7 +143,7 @@ pub struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    /// Makes an engine without texts.
+    /// Makes an engine without texts. There are no graphs where the model has engrams.
     ///
     /// # Errors
     ///
@@ -157,14 +157,13 @@ impl<'a> Engine<'a> {
     /// An engine that asks for the free memory of devices like this.
     pub(super) fn with_memory(
         model: &'a Model,
-        config: EngineConfig,
+        mut config: EngineConfig,
         free_memory: fn(&Device) -> Option<u64>,
     ) -> Result<Self, GenerateError> {
         config.validate()?;
         check_vocabulary(model)?;
-        if model.config.late_pre_mix || model.config.engram.is_some() {
-            return Err(GenerateError::SharedRows);
-        }
+        // The host looks the rows of engrams up in each step.
+        config.graphs &= model.config.engram.is_none();
         let drafter = drafter(model, &config)?;
         let mut setup = Setup {
             model,
