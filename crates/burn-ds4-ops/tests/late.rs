@@ -4,8 +4,8 @@
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn_ds4_ops::attention::{
     CachedQueries, CachedWindow, CompressionInputs, NewRows, PooledBlocks, Positions, RowRounding,
-    SHARED_BLOCK, WHOLE_BLOCK, WindowLayout, append_rows, cached_attention, cached_attention_as_is,
-    compress_rows, pool_blocks, store_blocks,
+    SHARED_BLOCK, WHOLE_BLOCK, WindowLayout, append_rows, cached_attention, compress_rows,
+    pool_blocks, store_blocks,
 };
 use burn_ds4_ops::hyper_connection::{Streams, end_late, expand};
 use burn_ds4_ops::norm::rms_norm;
@@ -244,9 +244,9 @@ fn window_rows_are_rounded_over_all_channels() {
 
 fn queries_may_be_attended_with_as_they_are() {
     for (name, device) in devices() {
-        let queries = |x: Tensor<4>| CachedQueries {
+        let queries = |x: Tensor<4>, epsilon| CachedQueries {
             x,
-            epsilon: EPSILON,
+            epsilon,
             sinks: floats(&noise(3, 8), [3], device),
             scale: 0.125,
         };
@@ -260,10 +260,16 @@ fn queries_may_be_attended_with_as_they_are() {
         let positions = || case.positions(&[4], device);
         let x = floats(&noise(2 * 3 * 64, 10), [1, 2, 3, 64], device) * 3.0;
         let normed = rms_norm(x.clone(), None, EPSILON).unwrap();
-        let as_is = cached_attention_as_is(queries(normed), positions(), window(), None).unwrap();
-        let own = cached_attention(queries(x.clone()), positions(), window(), None).unwrap();
+        let as_is = cached_attention(queries(normed, None), positions(), window(), None).unwrap();
+        let own = cached_attention(
+            queries(x.clone(), Some(EPSILON)),
+            positions(),
+            window(),
+            None,
+        )
+        .unwrap();
         assert_close(&values(as_is), &values(own.clone()), absolute(1e-5), name);
-        let other = cached_attention_as_is(queries(x), positions(), window(), None).unwrap();
+        let other = cached_attention(queries(x, None), positions(), window(), None).unwrap();
         let far = values(other)
             .iter()
             .zip(values(own))

@@ -31,10 +31,7 @@ mod step;
 mod validation;
 
 pub use blocks::{PooledBlocks, pool_blocks, store_blocks};
-pub use cached::{
-    CachedQueries, CachedRows, CachedWindow, NewRows, append_rows, cached_attention,
-    cached_attention_as_is,
-};
+pub use cached::{CachedQueries, CachedRows, CachedWindow, NewRows, append_rows, cached_attention};
 pub use compress::{CompressionInputs, CompressionOptions, CompressorState, compress_rows};
 pub use index::{VisibleBlocks, index_scores};
 pub use options::{

@@ -193,7 +193,7 @@ impl Attention {
     ) -> Tensor<4> {
         let queries = CachedQueries {
             x: queries,
-            epsilon: self.norm_epsilon,
+            epsilon: self.query_norm_heads.then_some(self.norm_epsilon),
             sinks: self.sinks.val(),
             scale: self.scale(),
         };
@@ -203,10 +203,7 @@ impl Attention {
             picking: self.indexer.is_some() || self.shared.is_some(),
             picks,
         });
-        let attended = match self.query_norm_heads {
-            true => ops::cached_attention(queries, positions, window, compressed),
-            false => ops::cached_attention_as_is(queries, positions, window, compressed),
-        };
+        let attended = ops::cached_attention(queries, positions, window, compressed);
         attended.expect("a step that belongs to the cache")
     }
 
