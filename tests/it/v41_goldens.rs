@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData, s};
 use burn_ds4_ops::quant::Activations;
-use ds4_model::cache::{Cache, CacheConfig, Rollback};
+use ds4_model::cache::{CacheConfig, Rollback};
 use ds4_model::checkpoint::{Checkpoint, LoadOptions};
 use ds4_model::config::{AttentionKind, ModelConfig};
 use ds4_model::generate::{Engine, EngineConfig, Request};
@@ -128,12 +128,8 @@ impl Run {
         };
         let mut cache = model.new_cache(options).expect("the options are valid");
         let (mut records, mut start) = (Vec::new(), 0);
-        let taps = &fixture
-            .config
-            .dspark
-            .as_ref()
-            .expect("a drafter")
-            .target_layers;
+        let drafter = fixture.config.dspark.as_ref().expect("a drafter");
+        let taps = &drafter.target_layers;
         for call in calls {
             let trace = Trace::recording();
             let (Kept(count) | TakenBack(count)) = *call;
@@ -149,9 +145,8 @@ impl Run {
             let run = model.forward_tapped(tokens, &mut cache, taps, &trace);
             let (streams, taps) = run.expect("the text fits the context");
             if !is_kept {
-                cache
-                    .remove_newest(count)
-                    .expect("as many as can be taken back");
+                let removed = cache.remove_newest(count);
+                removed.expect("as many as can be taken back");
                 continue;
             }
             trace.record("final.collapsed", &streams);
@@ -248,11 +243,8 @@ fn check_layer(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
         }
     }
     if let (Some(shared), Some(routed)) = (golden("ffn.shared"), golden("ffn.routed")) {
-        let expected: Vec<f32> = shared
-            .iter()
-            .zip(routed)
-            .map(|(one, other)| one + other)
-            .collect();
+        let both = shared.iter().zip(routed);
+        let expected: Vec<f32> = both.map(|(one, other)| one + other).collect();
         let [actual, _] = run.rows(&format!("layer{layer}.moe.output"), None);
         assert_golden(&actual, &expected, &format!("{what}: layer{layer} experts"));
     }
@@ -290,12 +282,7 @@ fn check_routes(fixture: &Fixture, run: &Run, (sequence, layer): (usize, usize),
     };
     let actual = by_expert(&ours("ids"), &ours("weights"));
     let expected = by_expert(&theirs("ids"), &theirs("weights"));
-    let chosen = |dense: &[f32]| {
-        dense
-            .iter()
-            .map(|weight| *weight != 0.0)
-            .collect::<Vec<_>>()
-    };
+    let chosen = |dense: &[f32]| -> Vec<bool> { dense.iter().map(|own| *own != 0.0).collect() };
     let what = format!("{what}: s{sequence}.layer{layer} experts");
     assert_eq!(chosen(&actual), chosen(&expected), "{what}");
     assert_golden(&actual, &expected, &what);
@@ -348,60 +335,45 @@ fn check_shared(fixture: &Fixture, run: &Run, layer: usize, what: &str) {
         assert_golden(&actual, &expected, &format!("{what}: layer{layer} scores"));
     }
     for sequence in 0..BATCH {
-        let golden = |part: &str| {
-            let name = format!("s{sequence}.layer{layer}.index.{part}");
-            fixture.expected(&name)
+        let of = format!("s{sequence}.layer{layer}");
+        let golden = |part: &str| fixture.expected(&format!("{of}.index.{part}"));
+        let own = |part: &str| {
+            let queries = run.queries(&name(part)).into_iter();
+            queries.filter(|query| query.0 == sequence)
         };
-        let what =
-            |position: usize| format!("{what}: s{sequence}.layer{layer}, query at {position}");
+        let what = format!("{what}: {of}, query at");
         let picks = golden("picks").expect("picks of both sequences");
-        let theirs = |position: usize| -> BTreeSet<usize> {
-            let picks = picks[position * PICKS..][..PICKS].iter();
-            picks
-                .filter(|pick| **pick >= 0.0)
-                .map(|pick| *pick as usize)
-                .collect()
-        };
+        // As numbers, or as a mask of all rows.
+        let numbers = own("indexer.picks").map(|(_, at, row)| {
+            let places = row.iter().map(|pick| *pick as usize);
+            (at, places.collect::<Vec<usize>>())
+        });
+        let masks = own("indexer.picked").map(|(_, at, row)| {
+            let places = (0..row.len()).filter(|place| row[*place] != 0.0);
+            (at, places.collect())
+        });
         let mut compared = 0;
-        let mut compare = |position: usize, ours: BTreeSet<usize>| {
-            assert_eq!(ours, theirs(position), "{}", what(position));
+        for (at, ours) in numbers.chain(masks) {
+            let ours = ours.into_iter().filter(|place| *place < visible(at));
+            let theirs = picks[at * PICKS..][..PICKS].iter();
+            let theirs = theirs
+                .filter(|pick| **pick >= 0.0)
+                .map(|pick| *pick as usize);
+            let [ours, theirs] = [ours.collect(), theirs.collect::<BTreeSet<_>>()];
+            assert_eq!(ours, theirs, "{what} {at}");
             compared += 1;
-        };
-        for (_, position, row) in run
-            .queries(&name("indexer.picks"))
-            .iter()
-            .filter(|q| q.0 == sequence)
-        {
-            let picks = row.iter().map(|pick| *pick as usize);
-            compare(
-                *position,
-                picks.filter(|pick| *pick < visible(*position)).collect(),
-            );
-        }
-        for (_, position, row) in run
-            .queries(&name("indexer.picked"))
-            .iter()
-            .filter(|q| q.0 == sequence)
-        {
-            let picked = (0..visible(*position)).filter(|place| row[*place] != 0.0);
-            compare(*position, picked.collect());
         }
         assert!(
             2 * compared > run.positions,
-            "{}: too few picks",
-            what(compared)
+            "{what}: {compared} are too few"
         );
         let Some(candidates) = golden("candidates") else {
             continue;
         };
         let rows = candidates.len() / LENGTH;
-        for (_, position, row) in run
-            .queries(&name("indexer.candidates"))
-            .iter()
-            .filter(|q| q.0 == sequence)
-        {
-            let expected = &candidates[position * rows..][..visible(*position)];
-            assert_eq!(&row[..visible(*position)], expected, "{}", what(*position));
+        for (_, at, row) in own("indexer.candidates") {
+            let expected = &candidates[at * rows..][..visible(at)];
+            assert_eq!(&row[..visible(at)], expected, "{what} {at}");
         }
     }
 }
@@ -461,12 +433,9 @@ fn drafts_of_v41_equal_the_golden_and_are_taken_back() {
                 let taps = taps.expect("layers are tapped");
                 let appended = model.append_dspark(taps, &mut drafter, &trace);
                 appended.expect("positions that fit");
-                let context = trace.take()["dspark.context"]
-                    .iter::<f32>()
-                    .collect::<Vec<_>>();
-                let expected = fixture
-                    .expected("s0.drafter.main_x")
-                    .expect("both variants");
+                let context: Vec<f32> = trace.take()["dspark.context"].iter().collect();
+                let expected = fixture.expected("s0.drafter.main_x");
+                let expected = expected.expect("both variants have it");
                 let new = (known - new.len()) * 96..known * 96;
                 assert_golden(&context, &expected[new], &what("context"));
 
@@ -487,81 +456,38 @@ fn drafts_of_v41_equal_the_golden_and_are_taken_back() {
                     compared += 1;
                 };
                 for stage in 0..3 {
+                    let own = |part: &str| format!("dspark.layer{stage}.{part}");
                     for (ours, theirs, _) in PLAIN {
-                        check(
-                            &format!("dspark.layer{stage}.{ours}"),
-                            &format!("stage{stage}.{theirs}"),
-                        );
+                        check(&own(ours), &format!("stage{stage}.{theirs}"));
                     }
                 }
                 check("dspark.hidden", "head_x");
                 check("dspark.logits", "logits_base");
                 check("dspark.confidence", "confidence");
                 assert!(compared >= 7, "{}", what("too little was compared"));
-                let ids = integer_values(drafts.ids);
-                let expected: Vec<i64> = golden("drafts")
-                    .expect("drafts")
-                    .iter()
-                    .map(|id| *id as i64)
-                    .collect();
-                assert_eq!(ids, expected, "{}", what("drafts"));
-                verify(
-                    &fixture,
-                    &model,
-                    &mut cache,
-                    (round, device),
-                    &what("verification"),
+                let ids = |part: &str| -> Vec<i64> {
+                    let ids = golden(part).expect("ids of both variants");
+                    ids.iter().map(|id| *id as i64).collect()
+                };
+                assert_eq!(
+                    integer_values(drafts.ids),
+                    ids("drafts"),
+                    "{}",
+                    what("drafts")
                 );
+                // The trunk runs over the anchor and the drafts, which are taken back.
+                let verified = ids("verify_ids");
+                let logits = model.forward(tensor(&verified, 1, device), &mut cache);
+                let logits = values(logits.expect("a text that fits"));
+                if let Some(expected) = golden("verify_logits") {
+                    assert_golden(&logits, &expected, &what("verification"));
+                }
+                let removed = cache.remove_newest(verified.len());
+                removed.expect("any number can be taken back");
                 assert_eq!(cache.lengths(), [known]);
             }
         }
     }
-}
-
-/// Runs the trunk over the anchor and the drafts, and takes them back.
-fn verify(
-    fixture: &Fixture,
-    model: &Model,
-    cache: &mut Cache,
-    (round, device): (usize, &Device),
-    what: &str,
-) {
-    let golden = |part: &str| fixture.expected(&format!("s0.round{round}.{part}"));
-    let ids = golden("verify_ids").expect("ids of both variants");
-    let ids: Vec<i64> = ids.iter().map(|id| *id as i64).collect();
-    let logits = model.forward(tensor(&ids, 1, device), cache);
-    let logits = values(logits.expect("a text that fits"));
-    if let Some(expected) = golden("verify_logits") {
-        assert_golden(&logits, &expected, what);
-    }
-    cache
-        .remove_newest(ids.len())
-        .expect("any number can be taken back");
-}
-
-#[test]
-fn frequencies_of_v41_equal_the_golden() {
-    let golden = Golden::open(&format!("{DIR}/golden.safetensors"));
-    let layout = ds4_model::cache::CacheLayout::trunk(checkpoint().config());
-    for (rotary, name) in [
-        (layout.rotary, "inv_freq.main"),
-        (layout.compressed_rotary, "inv_freq.compress"),
-    ] {
-        let (actual, expected) = (rotary.frequencies(), golden.get(name).f32());
-        assert_eq!(actual.len(), expected.len());
-        for (actual, expected) in actual.iter().zip(&expected) {
-            assert!(
-                (actual / expected - 1.0).abs() < 3e-7,
-                "{name}: {actual} != {expected}"
-            );
-        }
-    }
-}
-
-/// What requests of an engine write, one after the other or at the same time.
-fn texts(model: &Model, config: EngineConfig, requests: &[Request]) -> Vec<Vec<u32>> {
-    let mut engine = Engine::new(model, config).expect("a valid configuration");
-    together(&mut engine, requests)
 }
 
 #[test]
@@ -578,66 +504,44 @@ fn texts_of_v41_are_those_of_forward_calls_with_drafts_lanes_and_kept_prompts() 
             request.ignore_eos = true;
             request
         });
-        let alone = EngineConfig {
-            lanes: 1,
+        let config = |lanes, drafts, prefix_bytes, prefill_chunk| EngineConfig {
+            lanes,
+            drafts,
+            prefix_bytes,
+            prefill_chunk,
+            exact_prefix: true,
             capacity: 64,
             ..EngineConfig::default()
         };
-        let expected = requests
-            .each_ref()
-            .map(|request| by_calls(&model, &request.prompt, 20, device));
-        let together = EngineConfig {
-            lanes: 2,
-            ..alone.clone()
-        };
-        let drafting = EngineConfig {
-            drafts: 5,
-            ..together.clone()
-        };
-        let keeping = EngineConfig {
-            prefix_bytes: 1 << 24,
-            exact_prefix: true,
-            prefill_chunk: 16,
-            ..drafting.clone()
-        };
-        for (what, config) in [
-            ("alone", alone),
-            ("together", together),
-            ("drafts", drafting),
-        ] {
-            assert_eq!(texts(&model, config, &requests), expected, "{name}, {what}");
+        let calls = |request: &Request| by_calls(&model, &request.prompt, 20, device);
+        let expected = requests.each_ref().map(calls);
+        for (lanes, drafts) in [(1, 0), (2, 0), (2, 5)] {
+            let mut engine = Engine::new(&model, config(lanes, drafts, 0, 512)).expect("valid");
+            let texts = together(&mut engine, &requests);
+            assert_eq!(texts, expected, "{name}, {lanes} lanes, {drafts} drafts");
         }
-        let chunked = EngineConfig {
-            prefix_bytes: 0,
-            ..keeping.clone()
-        };
-        let expected = texts(&model, chunked, &requests);
-        let twice = [&requests[..], &requests[..]].concat();
-        let kept = texts(&model, keeping, &twice);
-        assert_eq!(
-            kept,
-            [&expected[..], &expected[..]].concat(),
-            "{name}, kept prompts"
-        );
+        let mut fresh = Engine::new(&model, config(2, 5, 0, 16)).expect("valid");
+        let mut keeping = Engine::new(&model, config(2, 5, 1 << 24, 16)).expect("valid");
+        let expected = together(&mut fresh, &requests);
+        for _ in 0..2 {
+            assert_eq!(
+                together(&mut keeping, &requests),
+                expected,
+                "{name}, kept prompts"
+            );
+        }
     }
 }
 
 /// The most likely tokens after a prompt, by forward calls over one token each.
 fn by_calls(model: &Model, prompt: &[u32], count: usize, device: &Device) -> Vec<u32> {
-    let mut cache = model
-        .new_cache(CacheConfig::default())
-        .expect("valid options");
+    let cache = model.new_cache(CacheConfig::default());
+    let mut cache = cache.expect("valid options");
     let mut next = |tokens: &[u32]| -> u32 {
         let ids: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
-        let logits = model
-            .forward(tensor(&ids, 1, device), &mut cache)
-            .expect("a text that fits");
-        let last = values(logits.slice(burn::tensor::s![.., -1.., ..]));
-        let best = last
-            .iter()
-            .enumerate()
-            .max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
-        best.expect("logits").0 as u32
+        let logits = model.forward(tensor(&ids, 1, device), &mut cache);
+        let logits = logits.expect("a text that fits").slice(s![.., -1..]);
+        integer_values(logits.argmax(2))[0] as u32
     };
     // All but the last token of a prompt are processed together.
     let (before, last) = prompt.split_at(prompt.len() - 1);

@@ -38,30 +38,18 @@ pub enum EngramIdsError {
         /// What is wrong with it.
         reason: String,
     },
-    /// There are ids for another number of tokens.
-    #[error(
-        "{}: it has engram ids of {actual} tokens, vocab_size is {expected}",
-        place(path)
-    )]
-    Tokens {
-        /// The file.
-        path: PathBuf,
-        /// Tokens that there are ids for.
-        actual: usize,
-        /// Tokens of the model.
-        expected: usize,
-    },
-    /// There is another number of ids.
-    #[error(
-        "{}: it has {actual} engram ids, engram_compressed_vocab_size is {expected}",
-        place(path)
-    )]
+    /// There are ids for another number of tokens, or another number of ids.
+    #[error("{}: it has {actual} {what}, {key} is {expected}", place(path))]
     Count {
         /// The file.
         path: PathBuf,
-        /// Ids that it has.
+        /// What was counted.
+        what: &'static str,
+        /// How many there are.
         actual: usize,
-        /// Ids that the configuration names.
+        /// The key of the configuration.
+        key: &'static str,
+        /// Its value.
         expected: usize,
     },
 }
@@ -158,34 +146,31 @@ impl EngramIds {
         &self.0
     }
 
-    /// Numbers of different ids.
-    fn count(&self) -> usize {
-        self.0.iter().max().map_or(0, |last| *last as usize + 1)
-    }
-
     fn checked(
         self,
         path: &Path,
         params: &EngramParams,
         vocab_size: usize,
     ) -> Result<Self, EngramIdsError> {
-        let (actual, expected) = (self.0.len(), vocab_size);
-        if actual != expected {
-            let path = path.to_path_buf();
-            return Err(EngramIdsError::Tokens {
-                path,
-                actual,
-                expected,
-            });
-        }
-        let (actual, expected) = (self.count(), params.compressed_vocab_size);
-        if actual != expected {
-            let path = path.to_path_buf();
-            return Err(EngramIdsError::Count {
-                path,
-                actual,
-                expected,
-            });
+        let ids = self.0.iter().max().map_or(0, |last| *last as usize + 1);
+        let tokens = (
+            "tokens with engram ids",
+            self.0.len(),
+            "vocab_size",
+            vocab_size,
+        );
+        let expected = params.compressed_vocab_size;
+        let ids = ("engram ids", ids, "engram_compressed_vocab_size", expected);
+        for (what, actual, key, expected) in [tokens, ids] {
+            if actual != expected {
+                return Err(EngramIdsError::Count {
+                    path: path.to_path_buf(),
+                    what,
+                    actual,
+                    key,
+                    expected,
+                });
+            }
         }
         Ok(self)
     }

@@ -123,13 +123,8 @@ fn ids_are_made_once_and_kept_beside_the_checkpoint() {
     )
     .unwrap();
     let error = of(dir, 867, 1024).unwrap_err();
-    let EngramIdsError::Count {
-        actual, expected, ..
-    } = error
-    else {
-        panic!("{error}")
-    };
-    assert_eq!((actual, expected), (868, 867));
+    let told = "it has 868 engram ids, engram_compressed_vocab_size is 867";
+    assert!(error.to_string().contains(told), "{error}");
     assert!(!dir.join(ENGRAM_IDS_FILE).exists());
     let made = of(dir, 868, 1024).unwrap();
     fs::remove_file(dir.join("tokenizer.json")).unwrap();
@@ -137,9 +132,6 @@ fn ids_are_made_once_and_kept_beside_the_checkpoint() {
     let bytes = fs::read(dir.join(ENGRAM_IDS_FILE)).unwrap();
     assert_eq!(bytes.len(), 1024 * 8);
     assert_eq!(bytes[8 * 71..8 * 72], 39i64.to_le_bytes());
-    let error = of(dir, 868, 1025).unwrap_err();
-    assert!(
-        matches!(error, EngramIdsError::Tokens { actual: 1024, .. }),
-        "{error}"
-    );
+    let error = of(dir, 868, 1025).unwrap_err().to_string();
+    assert!(error.contains("1024 tokens"), "{error}");
 }

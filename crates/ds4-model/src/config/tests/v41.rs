@@ -57,36 +57,22 @@ pub(crate) fn flash() -> ModelConfig {
 fn flat() -> Value {
     let mut config = nested()["text_config"].clone();
     let keys = config.as_object_mut().unwrap();
-    for key in [
-        "model_type",
-        "max_position_embeddings",
-        "rope_scaling",
-        "topk_method",
-        "hidden_act",
-        "num_key_value_heads",
-        "tie_word_embeddings",
-        "attention_bias",
-    ] {
+    let lacking = "model_type max_position_embeddings rope_scaling topk_method hidden_act \
+                   num_key_value_heads tie_word_embeddings attention_bias";
+    for key in lacking.split_whitespace() {
         keys.remove(key).unwrap();
     }
-    for (nested, flat) in [
-        ("hidden_size", "dim"),
-        ("num_hidden_layers", "n_layers"),
-        ("num_attention_heads", "n_heads"),
-        ("qk_rope_head_dim", "rope_head_dim"),
-        ("moe_intermediate_size", "moe_inter_dim"),
-        ("num_experts_per_tok", "n_activated_experts"),
-        ("scoring_func", "score_func"),
-        ("routed_scaling_factor", "route_scale"),
-        ("rms_norm_eps", "norm_eps"),
-        ("sliding_window", "window_size"),
-        ("kv_source_layer_ids", "kv_source_layers"),
-        ("index_source_layer_ids", "index_source_layers"),
-        ("candidate_source_layer_id", "candidate_source_layer"),
-        ("engram_pad_token_id", "engram_pad_id"),
-        ("num_nextn_predict_layers", "n_mtp_layers"),
-        ("dspark_num_experts_per_tok", "dspark_n_activated_experts"),
-    ] {
+    let renamed = "hidden_size=dim num_hidden_layers=n_layers num_attention_heads=n_heads \
+                   qk_rope_head_dim=rope_head_dim moe_intermediate_size=moe_inter_dim \
+                   num_experts_per_tok=n_activated_experts scoring_func=score_func \
+                   routed_scaling_factor=route_scale rms_norm_eps=norm_eps \
+                   sliding_window=window_size kv_source_layer_ids=kv_source_layers \
+                   index_source_layer_ids=index_source_layers \
+                   candidate_source_layer_id=candidate_source_layer \
+                   engram_pad_token_id=engram_pad_id num_nextn_predict_layers=n_mtp_layers \
+                   dspark_num_experts_per_tok=dspark_n_activated_experts";
+    for pair in renamed.split_whitespace() {
+        let (nested, flat) = pair.split_once('=').unwrap();
         let value = keys.remove(nested).unwrap();
         keys.insert(flat.to_owned(), value);
     }
@@ -213,70 +199,28 @@ fn a_file_without_what_v41_may_lack_is_read() {
 
 #[test]
 fn what_contradicts_itself_is_named_with_its_value() {
-    for (changes, parts) in [
-        (
-            json!({"kv_source_layer_ids": [8, 14, 20]}),
-            vec!["kv_source_layer_ids is [8, 14, 20]", "layer 2"],
-        ),
-        (
-            json!({"kv_source_layer_ids": [1, 2, 8, 14, 20]}),
-            vec!["kv_source_layer_ids has 1"],
-        ),
-        (
-            json!({"kv_source_layer_ids": [2, 8, 14]}),
-            vec!["compress_ratios[20] is 1, but 2 in layer 14"],
-        ),
-        (
-            json!({"index_source_layer_ids": [2, 8, 20]}),
-            vec!["layer 14 takes picks of layer 8"],
-        ),
-        (
-            json!({"index_source_layer_ids": [2, 8, 14, 20, 40]}),
-            vec!["index_source_layer_ids has 40"],
-        ),
-        (
-            json!({"candidate_source_layer_id": 21}),
-            vec!["candidate_source_layer_id is 21"],
-        ),
-        (
-            json!({"candidate_source_layer_id": 8}),
-            vec!["layer 14 reads rows of another"],
-        ),
-        (
-            json!({"candidate_topk_blocks": 64}),
-            vec!["candidate_topk_blocks 64", "index_topk 512"],
-        ),
-        (
-            json!({"engram_layer_ids": [14, 1]}),
-            vec!["engram_layer_ids is [14, 1]"],
-        ),
-        (
-            json!({"engram_num_embeddings": [384006168, 1]}),
-            vec!["384016682"],
-        ),
-        (
-            json!({"engram_max_ngram_size": 1}),
-            vec!["engram_max_ngram_size is 1"],
-        ),
-        (
-            json!({"engram_head_dim": 100}),
-            vec!["engram_head_dim is 100"],
-        ),
-        (
-            json!({"engram_pad_token_id": 200000}),
-            vec!["engram_pad_token_id 200000"],
-        ),
-        (json!({"gate_temp": 2.0}), vec!["gate_temp is 2.0"]),
-        (
-            json!({"dspark_num_experts_per_tok": 129}),
-            vec!["dspark_num_experts_per_tok is 129"],
-        ),
-        (
-            json!({"eos_token_id": 7}),
-            vec!["eos_token_id is 1 but text_config.eos_token_id is 7"],
-        ),
-    ] {
-        assert_contradictions(text(changes), &parts);
+    let cases = "
+kv_source_layer_ids [8, 14, 20] => kv_source_layer_ids is [8, 14, 20], with none for layer 2
+kv_source_layer_ids [1, 2, 8, 14, 20] => kv_source_layer_ids has 1
+kv_source_layer_ids [2, 8, 14] => compress_ratios[20] is 1, but 2 in layer 14
+index_source_layer_ids [2, 8, 20] => layer 14 takes picks of layer 8
+index_source_layer_ids [2, 8, 14, 20, 40] => index_source_layer_ids has 40
+candidate_source_layer_id 21 => candidate_source_layer_id is 21
+candidate_source_layer_id 8 => layer 14 reads rows of another
+candidate_topk_blocks 64 => candidate_topk_blocks 64 of candidate_block_size 8
+engram_layer_ids [14, 1] => engram_layer_ids is [14, 1]
+engram_num_embeddings [384006168, 1] => 384016682
+engram_max_ngram_size 1 => engram_max_ngram_size is 1
+engram_head_dim 100 => engram_head_dim is 100
+engram_pad_token_id 200000 => engram_pad_token_id 200000
+gate_temp 2.0 => gate_temp is 2.0
+dspark_num_experts_per_tok 129 => dspark_num_experts_per_tok is 129
+eos_token_id 7 => eos_token_id is 1 but text_config.eos_token_id is 7";
+    for case in cases.trim().lines() {
+        let (change, part) = case.split_once(" => ").unwrap();
+        let (key, value) = change.split_once(' ').unwrap();
+        let value: Value = serde_json::from_str(value).unwrap();
+        assert_contradictions(text(json!({key: value})), &[part]);
     }
     let blocks = json!({"weight_block_size": [128, 128]});
     let coarse = with(nested(), json!({"quantization_config": blocks}));
