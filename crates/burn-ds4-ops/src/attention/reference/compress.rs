@@ -17,8 +17,9 @@ pub(in crate::attention) fn compress_rows<B: NormOps + RowOps>(
     rows: FloatTensor<B>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let blocks = inputs.blocks();
-    let (raw, pooled) = pool_blocks(inputs, raw);
-    (raw, blocks.store(rows, pooled))
+    let new = blocks.new_blocks();
+    let (raw, pooled) = pool(&inputs, &new, raw);
+    (raw, blocks.store_at(&new, rows, pooled))
 }
 
 /// Stores raw rows, and returns the normalised rows of the blocks that may be complete: `[batch,
@@ -27,7 +28,16 @@ pub(in crate::attention) fn pool_blocks<B: NormOps + RowOps>(
     inputs: Compression<B>,
     raw: FloatTensor<B>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let step = CompressionStep::new(&inputs, &raw);
+    let new = inputs.blocks().new_blocks();
+    pool(&inputs, &new, raw)
+}
+
+fn pool<B: NormOps + RowOps>(
+    inputs: &Compression<B>,
+    new: &NewBlocks<B>,
+    raw: FloatTensor<B>,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let step = CompressionStep::new(inputs, new, &raw);
     let [batch, count, raw_width] = inputs.projections.dims();
     let bias = B::float_select(inputs.bias.clone(), 0, step.in_block());
     let bias = reshape::<B>(bias, [batch, count, raw_width]);
@@ -48,9 +58,18 @@ pub(in crate::attention) struct BlockRows<B: Backend> {
     pub rounding: RowRounding,
 }
 
+/// What is worked out once for the blocks that a step may complete.
+struct NewBlocks<B: Backend> {
+    positions: NewPositions<B>,
+    /// The first of these blocks: `[batch, 1]`.
+    first: IntTensor<B>,
+}
+
 impl<B: RowOps> BlockRows<B> {
-    fn positions(&self) -> NewPositions<B> {
-        NewPositions::new(self.start.clone(), self.angles.shape()[0])
+    fn new_blocks(&self) -> NewBlocks<B> {
+        let positions = NewPositions::<B>::new(self.start.clone(), self.angles.shape()[0]);
+        let first = B::int_div_scalar(positions.start.clone(), (self.ratio as i64).into());
+        NewBlocks { positions, first }
     }
 
     /// Blocks that may be completed.
@@ -58,18 +77,21 @@ impl<B: RowOps> BlockRows<B> {
         self.count.div_ceil(self.ratio)
     }
 
-    /// The first of these blocks: `[batch, 1]`.
-    fn first(&self, positions: &NewPositions<B>) -> IntTensor<B> {
-        B::int_div_scalar(positions.start.clone(), (self.ratio as i64).into())
-    }
-
     /// Rotates the rows `new` of these blocks, `[batch, blocks, width]`, rounds them, and stores
     /// those of blocks that are complete.
     pub fn store(&self, rows: FloatTensor<B>, new: FloatTensor<B>) -> FloatTensor<B> {
+        self.store_at(&self.new_blocks(), rows, new)
+    }
+
+    fn store_at(
+        &self,
+        at: &NewBlocks<B>,
+        rows: FloatTensor<B>,
+        new: FloatTensor<B>,
+    ) -> FloatTensor<B> {
         let unrotated = new.shape()[2] - self.angles.shape()[1];
-        let positions = self.positions();
-        let new = round::<B>(self.rotate(&positions, new), unrotated, self.rounding);
-        self.put_complete(&positions, rows, new)
+        let new = round::<B>(self.rotate(at, new), unrotated, self.rounding);
+        self.put_complete(at, rows, new)
     }
 }
 
@@ -89,8 +111,8 @@ impl<B: Backend> Compression<B> {
 /// New positions of every sequence.
 struct CompressionStep<'a, B: NormOps + RowOps> {
     inputs: &'a Compression<B>,
-    blocks: BlockRows<B>,
-    positions: NewPositions<B>,
+    first: &'a IntTensor<B>,
+    positions: &'a NewPositions<B>,
     batch: usize,
     count: usize,
     width: usize,
@@ -101,15 +123,14 @@ struct CompressionStep<'a, B: NormOps + RowOps> {
 }
 
 impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
-    fn new(inputs: &'a Compression<B>, raw: &FloatTensor<B>) -> Self {
+    fn new(inputs: &'a Compression<B>, new: &'a NewBlocks<B>, raw: &FloatTensor<B>) -> Self {
         let [batch, count, raw_width] = inputs.projections.dims();
         let [_, slots, _] = raw.dims();
         let series = 1 + usize::from(inputs.overlap);
-        let blocks = inputs.blocks();
         Self {
             inputs,
-            positions: blocks.positions(),
-            blocks,
+            first: &new.first,
+            positions: &new.positions,
             batch,
             count,
             width: raw_width / (2 * series),
@@ -120,7 +141,7 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
 
     /// Blocks that may be completed.
     fn blocks(&self) -> usize {
-        self.blocks.blocks()
+        self.count.div_ceil(self.inputs.ratio)
     }
 
     /// The slot within its block of every position: `[batch * count]`.
@@ -163,8 +184,7 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
         }
         // The first block has no block before it. Whatever the slots of one hold is not read: it
         // may be left of another sequence, and be no number.
-        let first = self.blocks.first(&self.positions);
-        let block = self.positions.from(first, blocks);
+        let block = self.positions.from(self.first.clone(), blocks);
         let none = B::int_equal_elem(block, 0.into(), bool_dtype::<B>(&raw.device()));
         let none = bool_reshape::<B>(none, [self.batch, blocks, 1, 1]);
         let previous = |series: usize, without: f32| {
@@ -190,12 +210,12 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
 
 impl<B: RowOps> BlockRows<B> {
     /// Rotates each row by the first position of its block.
-    fn rotate(&self, positions: &NewPositions<B>, rows: FloatTensor<B>) -> FloatTensor<B> {
+    fn rotate(&self, at: &NewBlocks<B>, rows: FloatTensor<B>) -> FloatTensor<B> {
         let [known, rotated] = self.angles.dims();
         if rotated == 0 {
             return rows;
         }
-        let block = positions.from(self.first(positions), self.blocks());
+        let block = at.positions.from(at.first.clone(), self.blocks());
         let positions = B::int_mul_scalar(block, (self.ratio as i64).into());
         let positions = B::int_clamp_max(positions, (known as i64 - 1).into());
         let (cos, sin) = rotation::<B>(self.angles.clone(), positions, false);
@@ -208,7 +228,7 @@ impl<B: RowOps> BlockRows<B> {
     /// Stores the rows of the blocks that are complete.
     fn put_complete(
         &self,
-        positions: &NewPositions<B>,
+        NewBlocks { positions, first }: &NewBlocks<B>,
         mut rows: FloatTensor<B>,
         compressed: FloatTensor<B>,
     ) -> FloatTensor<B> {
@@ -224,7 +244,7 @@ impl<B: RowOps> BlockRows<B> {
         let blocks = self.blocks();
         for from in (0..blocks).step_by(available) {
             let count = available.min(blocks - from);
-            let first = B::int_add_scalar(self.first(positions), (from as i64).into());
+            let first = B::int_add_scalar(first.clone(), (from as i64).into());
             let number = positions.from(first, count);
             let index = B::int_remainder_scalar(number.clone(), (available as i64).into());
             let out = B::int_not_equal(index.clone(), number.clone(), mask_dtype);
