@@ -7,7 +7,7 @@ use burn_ds4_ops::attention::{
     SHARED_BLOCK, WHOLE_BLOCK, WindowLayout, append_rows, cached_attention, compress_rows,
     pool_blocks, store_blocks,
 };
-use burn_ds4_ops::hyper_connection::{Streams, end_late, expand};
+use burn_ds4_ops::hyper_connection::{Norm, Streams, collapse_norm_late, end_late, expand};
 use burn_ds4_ops::norm::rms_norm;
 use burn_ds4_ops::quant::{
     Activations, Weights, fp4_roundtrip, fp4_scaled_roundtrip, fp8_roundtrip, quant_linear,
@@ -90,7 +90,9 @@ fn a_block_of_no_columns_and_other_dtypes_are_refused_by_name() {
 fn products_round_their_inputs_in_blocks_of_32() {
     let (x, weight) = (noise(2 * 96, 1), noise(3 * 96, 2));
     for (name, device) in devices() {
-        let x = floats(&x, [2, 96], device) * floats(&[1.0, 40.0], [2, 1], device);
+        // One scale for a whole row would leave few bits to its first block.
+        let factors = [[1e-4; 32], [1.0; 32], [1.0; 32]].concat();
+        let x = floats(&x, [2, 96], device) * floats(&factors, [1, 96], device);
         let dense = floats(&weight, [1, 3, 96], device);
         let weights = Weights::dense(dense.clone()).unwrap();
         let weights = weights.with_activations(Activations::Released32);
@@ -289,6 +291,25 @@ fn weights_that_do_not_fit_the_streams_are_refused() {
     };
     let error = end_late(streams).unwrap_err().to_string();
     assert!(error.contains("pre"), "{error}");
+    let streams = |pre: Tensor<2>| Streams::Weighted {
+        streams: Tensor::ones([2, 4, 8], device),
+        pre,
+    };
+    let weights = Tensor::<2>::ones([2, 4], device);
+    for pre in [
+        weights.clone().cast(FloatDType::BF16),
+        weights.narrow(1, 0, 3),
+    ] {
+        let norm = Norm {
+            weight: Tensor::ones([8], device),
+            epsilon: 1e-6,
+        };
+        let function = Tensor::ones([24, 32], device);
+        let (base, scale) = (Tensor::ones([24], device), Tensor::ones([3], device));
+        let collapsed = collapse_norm_late(streams(pre), function, base, scale, SINKHORN, norm);
+        let error = collapsed.unwrap_err().to_string();
+        assert!(error.contains("pre"), "{error}");
+    }
     let none = Tensor::<3>::zeros([0, 2, 8], device);
     assert_eq!(end_late(none.into()).unwrap().dims(), [0, 8]);
 }

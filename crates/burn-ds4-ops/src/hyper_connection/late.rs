@@ -7,7 +7,7 @@ use super::collapse::{Collapsed, Norm, collapse_streams};
 use super::streams::Streams;
 use crate::OpError;
 use crate::norm::rms_norm;
-use crate::validation::{F32, FLOATS, expect_not_negative, expect_shape, expect_tensor};
+use crate::validation::{F32, FLOATS, expect_not_negative, expect_tensor};
 
 /// Runs [`collapse_norm`](super::collapse_norm), but that the streams are collapsed by the
 /// [weights of the connection before](Streams::pre). The connection's own are among the
@@ -54,10 +54,11 @@ pub fn collapse_norm_late(
 ) -> Result<Collapsed, OpError> {
     let pre = streams.pre();
     check_norm(&streams, &norm)?;
+    let [tokens, n, d] = streams.dims();
+    let like = ("streams", &norm.weight.device());
+    expect_tensor(("pre", &pre), F32, [tokens, n], like)?;
     let collapsed = collapse_streams(streams, function, base, scale, sinkhorn, None)?;
-    let [tokens, n, _] = collapsed.streams.dims();
-    expect_shape("pre", pre.dims(), [tokens, n])?;
-    if tokens == 0 {
+    if tokens * d == 0 {
         return Ok(collapsed);
     }
     let input = weighted(collapsed.streams.clone(), pre);
