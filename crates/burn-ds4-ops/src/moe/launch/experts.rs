@@ -42,16 +42,16 @@ impl ExpertMatrices {
         }
     }
 
-    /// Whether there are kernels for them. Those for tensor cores write the columns of each
-    /// [`FP8_BLOCK`] in an order of their own, so that no smaller blocks can be rounded.
+    /// Whether there are kernels for them.
     pub fn can_multiply(&self, x: &CubeTensor) -> bool {
-        let whole = self.rounded.is_none_or(|block| block == FP8_BLOCK);
-        (whole || !self.have_tiles(x)) && can_multiply(x, self.matrices())
+        can_multiply(x, self.matrices())
     }
 
-    /// Whether kernels for tensor cores multiply by all of them.
+    /// Whether kernels for tensor cores multiply by all of them. These write the columns of each
+    /// [`FP8_BLOCK`] in an order of their own, so that no smaller blocks can be rounded.
     pub fn have_tiles(&self, x: &CubeTensor) -> bool {
-        has_tiles(x, self.matrices())
+        let whole = self.rounded.is_none_or(|block| block == FP8_BLOCK);
+        whole && has_tiles(x, self.matrices())
     }
 
     /// The first product, with the rows, the pairs and the scores of `product`.
