@@ -5,18 +5,19 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use thiserror::Error;
 use tokenizers::normalizers::StripAccents;
 use tokenizers::{NormalizedString, Normalizer, Tokenizer};
 
 use crate::config::EngramParams;
+use crate::files::{self, TOKENIZER_FILE};
 use crate::printable::place;
 
 /// Where the ids of a checkpoint are kept beside it: as little-endian `i64`, one for each token, so
 /// that the SHA-256 of the file is that which others publish.
 pub const ENGRAM_IDS_FILE: &str = "engram_ids.bin";
-const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// Why there are no ids for engrams.
 #[derive(Debug, Error)]
@@ -37,6 +38,13 @@ pub enum EngramIdsError {
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
+    },
+    /// The file of ids is not one that was kept: each id that a token is the first to have is the
+    /// next number.
+    #[error("{}: the ids of engrams are damaged", place(path))]
+    Damaged {
+        /// The file.
+        path: PathBuf,
     },
     /// There are ids for another number of tokens, or another number of ids.
     #[error("{}: it has {actual} {what}, {key} is {expected}", place(path))]
@@ -67,6 +75,9 @@ impl EngramIds {
 
     /// The ids of a checkpoint's directory: those that are [kept](ENGRAM_IDS_FILE) there, or else
     /// those of its tokenizer, which are kept from then on where the directory can be written to.
+    /// Kept ones that are damaged or do not fit are made anew, which is logged. Ids of another
+    /// tokenizer with as many tokens and ids are not told from its own: whoever changes the
+    /// tokenizer removes them.
     ///
     /// # Errors
     ///
@@ -78,34 +89,73 @@ impl EngramIds {
         vocab_size: usize,
     ) -> Result<Self, EngramIdsError> {
         let kept = dir.join(ENGRAM_IDS_FILE);
-        match fs::read(&kept) {
-            Ok(bytes) => {
-                let (ids, _) = bytes.as_chunks::<8>();
-                let ids = ids.iter().map(|id| i64::from_le_bytes(*id));
-                // What is no id counts as one too many.
-                let ids = ids.map(|id| u32::try_from(id).unwrap_or(u32::MAX));
-                return Self::new(ids.collect()).checked(&kept, params, vocab_size);
+        let misfit = match Self::kept(&kept, params, vocab_size) {
+            Ok(ids) => return Ok(ids),
+            Err(error) => Some(error).filter(|_| kept.exists()),
+        };
+        let made = Self::made(&dir.join(TOKENIZER_FILE), params, vocab_size);
+        let ids = match (made, misfit) {
+            (Ok(ids), None) => ids,
+            (Ok(ids), Some(misfit)) => {
+                log::warn!("{misfit}: the ids are made anew from {TOKENIZER_FILE}");
+                ids
             }
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                return Err(EngramIdsError::Read { path: kept, source });
-            }
-            Err(_) => {}
-        }
-        let path = dir.join(TOKENIZER_FILE);
-        let tokenizer = Tokenizer::from_file(&path).map_err(|error| EngramIdsError::Tokenizer {
-            path: path.clone(),
-            reason: error.to_string(),
-        })?;
-        let ids = Self::of_tokenizer(&tokenizer).checked(&path, params, vocab_size)?;
-        let bytes: Vec<u8> = ids
-            .0
-            .iter()
-            .flat_map(|id| i64::from(*id).to_le_bytes())
-            .collect();
-        if let Err(error) = fs::write(&kept, bytes) {
+            (Err(error), None) => return Err(error),
+            // The file that is there is the one to say something of.
+            (Err(_), Some(misfit)) => return Err(misfit),
+        };
+        if let Err(error) = ids.keep(&kept) {
             log::info!("{}: engram ids are not kept: {error}", place(&kept));
         }
         Ok(ids)
+    }
+
+    /// The ids of a file that was [kept](Self::keep).
+    fn kept(path: &Path, params: &EngramParams, vocab_size: usize) -> Result<Self, EngramIdsError> {
+        let read = files::read(path, 8 * vocab_size as u64);
+        let bytes = read.map_err(|source| EngramIdsError::Read {
+            path: path.to_path_buf(),
+            source,
+        })?;
+        let (ids, rest) = bytes.as_chunks::<8>();
+        let mut known = 0;
+        let ids = ids.iter().map(|id| {
+            let id = u32::try_from(i64::from_le_bytes(*id)).ok();
+            let id = id.filter(|id| *id <= known)?;
+            known = known.max(id + 1);
+            Some(id)
+        });
+        let ids: Option<Vec<u32>> = ids.collect();
+        let ids = ids.filter(|_| rest.is_empty());
+        let ids = ids.ok_or_else(|| EngramIdsError::Damaged {
+            path: path.to_path_buf(),
+        })?;
+        Self::new(ids).checked(path, params, vocab_size)
+    }
+
+    /// The ids of the tokenizer of a file.
+    fn made(path: &Path, params: &EngramParams, vocab_size: usize) -> Result<Self, EngramIdsError> {
+        let bytes = files::read(path, files::MAX_TEXT_BYTES).map_err(|error| error.to_string());
+        let tokenizer = bytes.and_then(|bytes| files::parse_tokenizer(&bytes));
+        let tokenizer = tokenizer.map_err(|reason| EngramIdsError::Tokenizer {
+            path: path.to_path_buf(),
+            reason,
+        })?;
+        Self::of_tokenizer(&tokenizer).checked(path, params, vocab_size)
+    }
+
+    /// Writes another file and renames it, so that none has a part of the ids under its name.
+    fn keep(&self, path: &Path) -> io::Result<()> {
+        static WRITERS: AtomicUsize = AtomicUsize::new(0);
+        let writer = WRITERS.fetch_add(1, Ordering::Relaxed);
+        let temporary = path.with_extension(format!("{}-{writer}.partial", std::process::id()));
+        let bytes = self.0.iter().flat_map(|id| i64::from(*id).to_le_bytes());
+        let written = fs::write(&temporary, bytes.collect::<Vec<u8>>());
+        let written = written.and_then(|()| fs::rename(&temporary, path));
+        written.inspect_err(|_| {
+            // The first error is the one to report.
+            let _ = fs::remove_file(&temporary);
+        })
     }
 
     /// The ids of a tokenizer's tokens, in the order of these. The first token of a text gets the

@@ -135,3 +135,52 @@ fn ids_are_made_once_and_kept_beside_the_checkpoint() {
     let error = of(dir, 868, 1025).unwrap_err().to_string();
     assert!(error.contains("1024 tokens"), "{error}");
 }
+
+#[test]
+fn kept_ids_that_are_damaged_are_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let tokenizer = path("assets/ds4-tiny/tokenizer.json");
+    fs::copy(&tokenizer, dir.join("tokenizer.json")).unwrap();
+    let made = of(dir, 868, 1024).unwrap();
+    let kept = dir.join(ENGRAM_IDS_FILE);
+    let whole = fs::read(&kept).unwrap();
+    let mut swapped = whole.clone();
+    // The first token has the second id.
+    swapped[0] = 1;
+    for damaged in [
+        &whole[..4096],
+        &whole[..8191],
+        &[&whole[..], &[0]].concat(),
+        &swapped,
+    ] {
+        fs::write(&kept, damaged).unwrap();
+        assert_eq!(of(dir, 868, 1024).unwrap(), made);
+        assert!(fs::read(&kept).unwrap() == whole);
+    }
+    let names = fs::read_dir(dir).unwrap();
+    assert_eq!(names.count(), 2, "a part was left");
+    // Nothing to make them of.
+    fs::write(&kept, &swapped).unwrap();
+    let text = fs::read_to_string(&tokenizer).unwrap();
+    let (before, after) = text.split_once("\"decoder\":").unwrap();
+    let damaged = format!("{before}\"decoder\": {{ {after}");
+    fs::write(dir.join("tokenizer.json"), damaged).unwrap();
+    let error = of(dir, 868, 1024).unwrap_err();
+    assert!(matches!(error, EngramIdsError::Damaged { .. }), "{error}");
+    fs::remove_file(&kept).unwrap();
+    let error = of(dir, 868, 1024).unwrap_err().to_string();
+    assert!(error.contains("`tokenizers` panics on it"), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn fifos_are_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    for file in [ENGRAM_IDS_FILE, "tokenizer.json"] {
+        crate::repository::fifo(dir.path(), file);
+    }
+    let dir = dir.path().to_path_buf();
+    let error = crate::repository::in_time(move || of(&dir, 868, 1024).unwrap_err());
+    assert!(error.to_string().contains("not a regular file"), "{error}");
+}
