@@ -340,7 +340,9 @@ impl LayerRings {
                     width: width.saturating_mul(2 * series),
                     dtype: FloatDType::F32,
                 };
-                let raw = (series > 1 || series == 1 && ratio > 1).then_some(raw);
+                // A shared row of one position is not pooled.
+                let pools = ratio > 1 || !matches!(kind, AttentionKind::Shared(_));
+                let raw = (series > 0 && pools).then_some(raw);
                 CompressorRings { rows, raw }
             })
         };
@@ -393,4 +395,35 @@ pub(super) fn shortest_history(layout: &CacheLayout, capacity: usize) -> usize {
         .chain([window_history(layout.window_at(capacity))])
         .min()
         .unwrap_or(0)
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::tensor::{Device, Int, Tensor};
+
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+    use crate::repository::path;
+
+    #[test]
+    fn rows_of_one_position_are_pooled_where_layers_do_not_share_them() {
+        let checkpoint = Checkpoint::open(&path("assets/ds4-tiny")).unwrap();
+        let config = ModelConfig {
+            layers: vec![
+                AttentionKind::HeavilyCompressed { ratio: 1 },
+                AttentionKind::CompressedSparse { ratio: 1 },
+            ],
+            num_mtp_layers: 0,
+            num_hash_layers: 0,
+            ..checkpoint.config().clone()
+        };
+        let device = Device::flex();
+        let model = config.init(&device);
+        let mut cache = model.new_cache(CacheConfig::default()).unwrap();
+        for count in [20, 1] {
+            let ids = Tensor::<2, Int>::ones([1, count], &device);
+            let logits = model.forward(ids, &mut cache).unwrap();
+            assert!(logits.is_finite().all().into_scalar::<bool>());
+        }
+    }
 }
