@@ -131,7 +131,7 @@ pub fn run(args: &Options) -> Result<(), Box<dyn Error>> {
 fn variant(checkpoint: &Checkpoint, formats: &BTreeMap<String, usize>) -> String {
     let config = checkpoint.config();
     let drafter = match (&config.dspark, config.num_mtp_layers) {
-        (Some(_), _) if config.late_pre_mix => "DSpark drafter (V4.1)",
+        (Some(_), _) if config.has_v41_parts() => "DSpark drafter (V4.1)",
         (Some(_), _) => "DSpark drafter (0731, 0813)",
         (None, 0) => "no drafter",
         (None, _) => "MTP layer (first release)",

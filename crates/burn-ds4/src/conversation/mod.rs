@@ -76,7 +76,7 @@ impl Encoding {
     /// The encoding of a checkpoint, as its layers and its drafter tell.
     pub fn of(config: &ModelConfig) -> Self {
         match config.dspark {
-            _ if config.late_pre_mix => Self::V41Flash,
+            _ if config.has_v41_parts() => Self::V41Flash,
             Some(_) => Self::V4Flash0731,
             None => Self::V4,
         }

@@ -173,7 +173,7 @@ impl Checkpoint {
         shard_bytes: usize,
         mut progress: impl LoadProgress,
     ) -> Result<Self, CheckpointError> {
-        if self.config.late_pre_mix {
+        if self.config.has_v41_parts() {
             let dir = self.dir.clone();
             return Err(CheckpointError::NotConverted { dir });
         }

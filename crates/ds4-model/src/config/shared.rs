@@ -1,6 +1,8 @@
 //! What must hold for what V4.1 has and V4 has not.
 
-use super::shape::{AttentionKind, EngramParams, ModelConfig, SharedRows};
+use burn_ds4_ops::quant::Activations;
+
+use super::shape::{AttentionKind, CacheFormat, EngramParams, ModelConfig, SharedRows};
 use super::validate::{MAX_COUNT, MAX_INDEX, MAX_WIDTH, Rules};
 
 /// Columns of a row of a table with one scale.
@@ -15,6 +17,41 @@ impl ModelConfig {
         match self.layers.get(layer) {
             Some(AttentionKind::Shared(shared)) => Some(*shared),
             _ => None,
+        }
+    }
+
+    /// Whether some layers read compressed rows of others.
+    pub fn shares_rows(&self) -> bool {
+        let mut layers = self.layers.iter();
+        layers.any(|kind| matches!(kind, AttentionKind::Shared(_)))
+    }
+
+    /// Whether all layers have to be on one device: they hand on to each other what nothing passes
+    /// on between devices yet.
+    pub fn needs_one_device(&self) -> bool {
+        let taps_inputs = self.dspark.as_ref().is_some_and(|own| own.taps_inputs);
+        self.late_pre_mix || self.shares_rows() || self.engram.is_some() || taps_inputs
+    }
+
+    /// Whether a part is as in DeepSeek-V4.1, and in no V4.
+    pub fn has_v41_parts(&self) -> bool {
+        self.needs_one_device()
+            || !self.query_norm
+            || self.cache_format == CacheFormat::Whole
+            || self.expands_fp8()
+    }
+
+    /// Whether FP8 weights are expanded to the dtype of the activations: no kernel reads their
+    /// blocks of 32x32 yet.
+    pub(crate) fn expands_fp8(&self) -> bool {
+        self.weight_block == 32
+    }
+
+    /// What packed products do to their inputs, in the blocks of the model.
+    pub(crate) fn in_blocks(&self, activations: Activations) -> Activations {
+        match activations {
+            Activations::Released if self.weight_block == 32 => Activations::Released32,
+            activations => activations,
         }
     }
 
@@ -59,6 +96,11 @@ impl ModelConfig {
                 )
             });
         }
+        let mtp = self.num_mtp_layers;
+        let fields = &["late_pre_mix", "num_mtp_layers"];
+        rules.check(!self.late_pre_mix || mtp == 0, fields, || {
+            format!("num_mtp_layers is {mtp}, expected 0 beside late_pre_mix")
+        });
         let block = self.weight_block;
         rules.check([32, 128].contains(&block), &["weight_block"], || {
             format!("weight_block is {block}, expected 32 or 128")

@@ -63,10 +63,9 @@ pub enum PlacementError {
         /// Layers of the model.
         layers: usize,
     },
-    /// Layers share rows or hand on weights, which nothing passes on between devices yet.
-    #[error(
-        "{devices} devices: layers that share compressed rows (kv_source_layer_ids) stay on one"
-    )]
+    /// Layers share rows, hand on weights, have engrams or are tapped at their inputs, which
+    /// nothing passes on between devices yet.
+    #[error("{devices} devices: layers of V4.1 (kv_source_layer_ids, engrams) stay on one")]
     SharedRows {
         /// Number of devices.
         devices: usize,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK};
 
 use super::error::PlacementError;
-use crate::config::{AttentionKind, ModelConfig};
+use crate::config::ModelConfig;
 
 /// How several devices share a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,10 +75,10 @@ pub fn check(config: &ModelConfig, devices: usize) -> Result<(), PlacementError>
     }
 }
 
-/// Checks that so many devices can have the layers: what layers share stays on one so far.
+/// Checks that so many devices can have the layers: what they hand on to each other, and what
+/// engrams add, stays on one so far.
 pub(crate) fn check_shared(config: &ModelConfig, devices: usize) -> Result<(), PlacementError> {
-    let shares = |kind: &AttentionKind| matches!(kind, AttentionKind::Shared(_));
-    match devices > 1 && (config.late_pre_mix || config.layers.iter().any(shares)) {
+    match devices > 1 && config.needs_one_device() {
         true => Err(PlacementError::SharedRows { devices }),
         false => Ok(()),
     }

@@ -77,9 +77,25 @@ pub(super) fn flattened(root: &Map<String, Value>) -> Option<Flattened> {
         });
         // Without an original length, the file's own code scales nothing.
         let yarn = if original == 0 { Value::Null } else { yarn };
-        keys.entry("rope_scaling").or_insert(yarn);
+        let known = keys.entry("rope_scaling").or_insert_with(|| yarn.clone());
+        if !say_alike(known, &yarn) {
+            let conflict = format!("rope_scaling is {known} but the flat keys say {yarn}");
+            conflicts.push(conflict);
+        }
     }
     Some(Flattened { keys, conflicts })
+}
+
+/// Whether two forms of YaRN have the same numbers, or neither has any.
+fn say_alike(one: &Value, other: &Value) -> bool {
+    let (Some(one), Some(other)) = (one.as_object(), other.as_object()) else {
+        return one == other;
+    };
+    let differs = |(key, value): (&String, &Value)| {
+        let numbers = [Some(value), one.get(key)].map(|value| value.and_then(Value::as_f64));
+        numbers[0].is_some() && numbers[0] != numbers[1]
+    };
+    !other.iter().any(differs)
 }
 
 /// What a file need not say.
@@ -161,10 +177,8 @@ fn read_layers(keys: &mut Keys, config: &mut ModelConfig) {
 
 fn read_candidates(keys: &mut Keys, config: &mut ModelConfig) {
     // Without a source, or with -1, every row is a candidate.
-    let none = keys
-        .peek(CANDIDATE_SOURCE, REAL)
-        .is_none_or(|layer| layer < 0.0);
-    if none && keys.peek(CANDIDATE_SOURCE, SIZE).is_none() {
+    let layer = keys.peek(CANDIDATE_SOURCE, REAL);
+    if keys.lookup(CANDIDATE_SOURCE).is_none() || layer.is_some_and(|layer| layer < 0.0) {
         return;
     }
     let names = [

@@ -163,6 +163,13 @@ fn the_flat_file_says_the_same() {
     // The code beside it scales nothing without an original length.
     let unscaled = with(flat(), json!({"original_seq_len": 0}));
     assert_eq!(parse(&unscaled).yarn, None);
+    let yarn = &nested()["text_config"]["rope_scaling"];
+    let both = with(flat(), json!({"rope_scaling": yarn}));
+    assert_eq!(parse(&both), parse(&nested()));
+    for other in [with(yarn.clone(), json!({"factor": 8})), Value::Null] {
+        let both = with(flat(), json!({"rope_scaling": other}));
+        assert_contradictions(both, &["rope_scaling is "]);
+    }
 }
 
 #[test]
@@ -207,6 +214,9 @@ index_source_layer_ids [2, 8, 20] => layer 14 takes picks of layer 8
 index_source_layer_ids [2, 8, 14, 20, 40] => index_source_layer_ids has 40
 candidate_source_layer_id 21 => candidate_source_layer_id is 21
 candidate_source_layer_id 8 => layer 14 reads rows of another
+candidate_source_layer_id true => candidate_source_layer_id is true
+candidate_source_layer_id [20] => candidate_source_layer_id is [20]
+candidate_source_layer_id 20.5 => candidate_source_layer_id is 20.5
 candidate_topk_blocks 64 => candidate_topk_blocks 64 of candidate_block_size 8
 engram_layer_ids [14, 1] => engram_layer_ids is [14, 1]
 engram_num_embeddings [384006168, 1] => 384016682
@@ -225,4 +235,12 @@ eos_token_id 7 => eos_token_id is 1 but text_config.eos_token_id is 7";
     let blocks = json!({"weight_block_size": [128, 128]});
     let coarse = with(nested(), json!({"quantization_config": blocks}));
     assert_contradictions(coarse, &["weight_block_size is [128, 128]"]);
+}
+
+#[test]
+fn a_late_pre_mix_has_no_mtp_layer() {
+    let config = ModelConfig::new().with_late_pre_mix(true);
+    let error = config.validate().unwrap_err().to_string();
+    assert!(error.contains("num_mtp_layers is 1"), "{error}");
+    config.with_num_mtp_layers(0).validate().unwrap();
 }
