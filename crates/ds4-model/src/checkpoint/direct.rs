@@ -68,7 +68,7 @@ impl<'a> Stored<'_, 'a> {
                 WeightFormat::Fp4ScaledF32
                 | WeightFormat::Nvfp4
                 | WeightFormat::Fp8Rows
-                | WeightFormat::Fp8Fine => false,
+                | WeightFormat::Fp8Blocks32 => false,
                 _ => self.takes_floats(first, self.options.dtype),
             }
     }

@@ -189,11 +189,15 @@ impl WeightSource for Stored<'_, '_> {
                 self.stack_values(host)
             }
         };
-        let is_fine = |source: &StoredLinear<'_>| source.format == WeightFormat::Fp8Fine;
+        let is_block = |source: &StoredLinear<'_>| source.format == WeightFormat::Fp8Blocks32;
         let activations = match values {
             // Those of V4.1 are as good as packed: no kernel reads their blocks yet.
-            StackValues::Dense(_) if !sources.first().is_some_and(is_fine) => Activations::Exact,
-            _ => self.activations(),
+            StackValues::Dense(_) if !sources.iter().all(is_block) => Activations::Exact,
+            _ => self
+                .loader
+                .checkpoint()
+                .config()
+                .in_blocks(self.options.activations),
         };
         Some(WeightStack {
             activations,
@@ -237,15 +241,6 @@ impl WeightSource for Stored<'_, '_> {
 }
 
 impl Stored<'_, '_> {
-    /// What packed weights do to their inputs, in the blocks of the model.
-    fn activations(&self) -> Activations {
-        let block = self.loader.checkpoint().config().weight_block;
-        match self.options.activations {
-            Activations::Released if block == 32 => Activations::Released32,
-            activations => activations,
-        }
-    }
-
     fn count(&mut self, shape: &[usize], dtype: DType) {
         self.bytes.tensor(shape, dtype);
     }

@@ -45,7 +45,8 @@ impl ModelConfig {
     }
 
     /// Initializes a model with random weights in the formats of a released checkpoint: routed
-    /// experts in FP4, the other linear maps in FP8, and the matrices that are read in f32 in bf16,
+    /// experts in FP4, the other linear maps in FP8 (or, where no kernel reads blocks of theirs,
+    /// expanded to `dtype`), and the matrices that are read in f32 in bf16,
     /// where the device has it. `dtype` is that of the activations, which products by packed
     /// weights take as `activations` says.
     ///
@@ -62,7 +63,7 @@ impl ModelConfig {
         activations: Activations,
         device: &Device,
     ) -> Model {
-        self.init_from(Random::packed(dtype, activations, device).into())
+        self.init_from(Random::packed(self, dtype, activations, device).into())
     }
 
     /// Initializes a model like [`init_packed`](Self::init_packed), each layer on its own device.
@@ -87,7 +88,7 @@ impl ModelConfig {
         let device = placement.first();
         let ranks = placement.ranks();
         Ok(self.init_from(RandomModel {
-            random: Random::packed(dtype, activations, device),
+            random: Random::packed(self, dtype, activations, device),
             divider: (!ranks.is_empty()).then(|| Divider::new(ranks)),
             placement: Some(&placement),
         }))
@@ -104,6 +105,7 @@ impl ModelConfig {
             bytes: WeightBytes::default(),
             dtype,
             stored: stored_dtype(&devices[0]),
+            expands_fp8: self.expands_fp8(),
             device: &devices[0],
         };
         // There is no model of no weights.

@@ -6,12 +6,13 @@ use std::io::{Seek, Write};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor};
 
-use super::super::{Checkpoint, Form, LoadOptions};
+use super::super::{Checkpoint, CheckpointError, Form, LoadOptions};
 use crate::cache::{CacheConfig, CacheLayout, Rollback};
 use crate::config::{AttentionKind, DsparkParams, ModelConfig};
 use crate::linear::WeightStack;
 use crate::model::ModelSource;
 use crate::placement::{Parallel, Place, Placement, Plan};
+use crate::repository::path;
 use crate::weights::{EngramTable, Initial, WeightSource};
 
 /// Lists the tensors of a release, in its formats, and has none.
@@ -386,4 +387,51 @@ fn layers_of_a_drafter_that_the_file_does_not_have_are_named() {
         let error = error.unwrap_err().to_string();
         assert!(error.contains(named), "{layers} layers: {error}");
     }
+}
+
+#[test]
+fn random_packed_weights_of_v41_are_as_those_of_a_file_on_a_device() {
+    use burn_ds4_ops::quant::Activations;
+
+    let stored = Checkpoint::open(&path("tests/fixtures/v41-goldens")).unwrap();
+    let (config, device) = (stored.config().clone(), Device::flex());
+    let dtype = burn::tensor::FloatDType::F32;
+    let model = config.init_packed(dtype, Activations::Released, &device);
+    let options = LoadOptions {
+        activations: Activations::Released,
+        ..LoadOptions::default()
+    };
+    let loaded = stored.load(&options, &device).unwrap();
+    // What is expanded for speed rounds as what stays packed.
+    let options = LoadOptions {
+        expand: true,
+        ..options
+    };
+    let expanded = stored.load(&options, &device).unwrap();
+    for model in [&model, &loaded, &expanded] {
+        let layer = &model.layers[0];
+        for weight in [&layer.attention.query_a.weight, &layer.moe.gate_up] {
+            assert_eq!(weight.activations, Activations::Released32);
+        }
+    }
+    assert_eq!(bytes(&model), bytes(&loaded));
+    let counted = config.packed_bytes(dtype, std::slice::from_ref(&device), 1);
+    assert_eq!(counted.weights(), bytes(&model));
+}
+
+#[test]
+fn engram_ids_are_looked_for_before_weights_are_read() {
+    let (from, dir) = (path("tests/fixtures/v41-goldens"), tempfile::tempdir());
+    let dir = dir.unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(from.join(file), dir.path().join(file)).unwrap();
+    }
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let mut reports = 0;
+    let progress = |_, _| reports += 1;
+    let options = LoadOptions::default();
+    let loaded = checkpoint.load_with_progress(&options, &Device::flex(), progress);
+    let error = loaded.unwrap_err();
+    assert!(matches!(error, CheckpointError::EngramIds(_)), "{error}");
+    assert_eq!(reports, 0);
 }
