@@ -157,13 +157,11 @@ impl<'a> Engine<'a> {
     /// An engine that asks for the free memory of devices like this.
     pub(super) fn with_memory(
         model: &'a Model,
-        mut config: EngineConfig,
+        config: EngineConfig,
         free_memory: fn(&Device) -> Option<u64>,
     ) -> Result<Self, GenerateError> {
         config.validate()?;
         check_vocabulary(model)?;
-        // The host looks the rows of engrams up in each step.
-        config.graphs &= model.config.engram.is_none();
         let drafter = drafter(model, &config)?;
         let mut setup = Setup {
             model,
