@@ -89,6 +89,11 @@ impl Block {
     /// - `token_ids`: `[batch, positions]`, used where the experts are looked up by token id
     /// - output: like `streams`
     ///
+    /// # Panics
+    ///
+    /// As [`Attention::forward`]. A block with an engram panics, too: only a forward call of the
+    /// model looks up what the tables have for a step.
+    ///
     /// # Example
     ///
     /// A block with random weights and a cache of its own, two positions.

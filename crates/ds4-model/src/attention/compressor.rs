@@ -7,7 +7,7 @@ use burn_ds4_ops::attention::{
 };
 use burn_ds4_ops::quant;
 
-use super::shared::{IndexKeys, IndexKeysConfig};
+use super::shared::IndexKeys;
 use crate::cache::CompressedCache;
 use crate::norm::{RmsNorm, RmsNormConfig};
 use crate::weights::{self, Initial, WeightSource, all_or_nothing};
@@ -59,9 +59,8 @@ impl CompressorConfig {
             .with_epsilon(self.norm_epsilon)
             .build(source, &format!("{prefix}compressor.norm"));
         let keys = self.keys.map(|keys| {
-            IndexKeysConfig::new(self.width, keys)
-                .with_norm_epsilon(self.norm_epsilon)
-                .build(source, &format!("{prefix}indexer."))
+            let prefix = format!("{prefix}indexer.");
+            IndexKeys::build(source, &prefix, [keys, self.width], self.norm_epsilon)
         });
         Some(Compressor {
             projection: projection?,
@@ -77,13 +76,15 @@ impl CompressorConfig {
 
 /// Pools blocks of `ratio` tokens into one key/value row each.
 ///
-/// Every token is projected to values and to scores. A row is the per-channel softmax-weighted sum
+/// Every token is projected to values and, unless a row that layers share is of one token, to
+/// scores. A row is the per-channel softmax-weighted sum
 /// of its tokens' values, normalised and rotated at the position of its first token. With overlap
 /// there are two series of channels: a row pools the first series of the previous block and the
 /// second series of its own. All of it is f32.
 #[derive(Module, Debug)]
 pub struct Compressor {
     /// Projection to values, then to scores (`wkv` over `wgate`): `[2 · series · width, d_model]`.
+    /// Rows of one token that layers share have no scores: `[width, d_model]`.
     pub projection: Param<Tensor<2>>,
     /// Added to the projection by in-block position: f32 `[ratio, 2 · series · width]`, zero for
     /// the values, `ape` for the scores. None where several layers share the rows.

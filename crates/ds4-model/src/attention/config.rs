@@ -4,10 +4,10 @@ use burn::config::Config;
 use burn::tensor::Device;
 use burn_ds4_ops::attention::RowRounding;
 
+use super::candidates::Candidates;
 use super::compressor::CompressorConfig;
 use super::indexer::IndexerConfig;
 use super::modules::Attention;
-use super::shared::Candidates;
 use crate::config::{AttentionKind, CacheFormat, CandidateParams, SharedRows};
 use crate::linear::PackedLinearConfig;
 use crate::norm::RmsNormConfig;
@@ -54,7 +54,7 @@ pub struct AttentionConfig {
     #[config(default = 1e-6)]
     pub norm_epsilon: f64,
     /// Whether key/value rows and indexer channels make the round trip through FP8 and FP4 that the
-    /// released model was trained with.
+    /// released model was trained with. Those of [`CacheFormat::Whole`] do in any case.
     #[config(default = false)]
     pub quantized_cache: bool,
 }
@@ -65,8 +65,9 @@ impl AttentionConfig {
     /// # Panics
     ///
     /// If the heads cannot be divided into `o_groups`, more channels are rotated than a head has,
-    /// blocks of no tokens are compressed, or the cache of an indexer whose width is no power of
-    /// two is to be quantized.
+    /// blocks of no tokens are compressed, the cache of an indexer whose width is no power of two
+    /// is to be quantized, or an indexer is to pick no rows or more than
+    /// [`MAX_K`](burn_ds4_ops::topk::MAX_K).
     pub fn init(&self, device: &Device) -> Attention {
         weights::dense(device, |source| self.build(source, ""))
     }

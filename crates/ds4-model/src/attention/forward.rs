@@ -8,11 +8,10 @@ use burn_ds4_ops::attention::{
 };
 use burn_ds4_ops::{device::is_host, quant};
 
-use super::indexer::{Indexer, IndexerInput};
+use super::indexer::Indexer;
 use super::modules::Attention;
-use crate::cache::{
-    CompressedCache, CompressedStep, LayerCache, PickedRows, PrefillStep, SharedCaches, Step,
-};
+use super::shared::Source;
+use crate::cache::{CompressedStep, LayerCache, PickedRows, PrefillStep, Step};
 use crate::linear::PackedLinear;
 use crate::norm::normalize;
 use crate::trace::Trace;
@@ -27,29 +26,6 @@ struct Compressions {
     head_weights: Option<Tensor<3>>,
 }
 
-/// The compressed rows that a layer reads, and those that its indexer scores.
-#[derive(Clone, Copy)]
-struct Source<'c> {
-    rows: Option<&'c CompressedCache>,
-    keys: Option<&'c CompressedCache>,
-}
-
-impl<'c> Source<'c> {
-    /// The layer's own, or those that it shares.
-    fn new(cache: &'c LayerCache, shared: Option<&'c SharedCaches>) -> Self {
-        match shared {
-            Some(shared) => Self {
-                rows: Some(&shared.rows),
-                keys: Some(&shared.keys),
-            },
-            None => Self {
-                rows: cache.compressed.as_ref(),
-                keys: cache.indexer.as_ref(),
-            },
-        }
-    }
-}
-
 impl Attention {
     /// Attends from the new positions of `step`, and stores their rows in `cache`.
     ///
@@ -60,8 +36,9 @@ impl Attention {
     ///
     /// # Panics
     ///
-    /// If `cache` was made for another kind of attention, or `step` does not belong to the cache
-    /// that `cache` is a layer of.
+    /// If `cache` was made for another kind of attention, `step` does not belong to the cache that
+    /// `cache` is a layer of, or, where layers share rows, the one that makes them or picks among
+    /// them has not been called with this step.
     pub fn forward(&self, x: Tensor<3>, step: &Step, cache: &mut LayerCache) -> Tensor<3> {
         self.forward_traced(x, step, cache, &Trace::off())
     }
@@ -435,84 +412,6 @@ impl Attention {
         let rounding = Indexer::rounding(self.rounding);
         compressor.append(indexer?, positions, indexed, pages, rounding);
         head_weights
-    }
-
-    /// Stores what a step adds to rows that layers share, and hands them on, if it is this layer
-    /// that makes them.
-    fn compress_shared(
-        &self,
-        projections: Option<Tensor<3>>,
-        step: &Step,
-        cache: &mut LayerCache,
-        trace: &Trace,
-    ) {
-        let made = self.compressor.as_ref().zip(projections).zip(self.shared);
-        let Some(((compressor, projections), shared)) = made else {
-            return;
-        };
-        let made_for = "a cache that was made for the model";
-        let mut caches = SharedCaches {
-            rows: cache.compressed.take().expect(made_for),
-            keys: cache.indexer.take().expect(made_for),
-        };
-        let positions = step.rotation(cache.kind).positions();
-        compressor.append_shared(projections, &positions, &mut caches, step, trace);
-        cache.compressed = Some(caches.rows.clone());
-        cache.indexer = Some(caches.keys.clone());
-        trace.record_with("index_keys", || {
-            caches.keys.in_order(caches.keys.slots(), step.pages())
-        });
-        step.handed().rows.insert(shared.layer, caches);
-    }
-
-    /// The rows that the layer shares with others, if it does.
-    ///
-    /// # Panics
-    ///
-    /// If the layer that makes them has had no part in the step.
-    fn shared_caches(&self, step: &Step) -> Option<SharedCaches> {
-        let layer = self.shared?.rows_of;
-        let rows = step.handed().rows.get(&layer).cloned();
-        Some(rows.unwrap_or_else(|| panic!("layer {layer} has handed on no compressed rows")))
-    }
-
-    /// Picks among the compressed rows, after those of the step are stored, by weights and queries
-    /// of the indexer's heads. `None` without compressed rows.
-    fn pick(
-        &self,
-        index: Option<(Tensor<3>, Tensor<4>)>,
-        step: &Step,
-        prefill: Option<&CompressedStep>,
-        source: Source<'_>,
-        trace: &Trace,
-    ) -> Option<PickedRows> {
-        let compressed = source.rows?;
-        trace.record_with("compressed", || {
-            compressed.in_order(compressed.slots(), step.pages())
-        });
-        if let Some(shared) = self.shared.filter(|shared| !shared.picks()) {
-            let picks = step.handed().picks.get(&shared.picks_of).cloned();
-            return Some(picks.expect("a layer before this one has handed on its picks"));
-        }
-        let indexer = self.indexer.as_ref().zip(source.keys);
-        let picks = match indexer.zip(index) {
-            None => PickedRows::All,
-            Some(((indexer, keys), (head_weights, queries))) => {
-                let input = IndexerInput {
-                    head_weights,
-                    queries,
-                    rotation: step.rotation(self.kind()),
-                    step,
-                    prefill,
-                    rounding: Indexer::rounding(self.rounding),
-                };
-                indexer.pick(input, keys, &trace.scope("indexer"))
-            }
-        };
-        if let Some(shared) = self.shared {
-            step.handed().picks.insert(shared.layer, picks.clone());
-        }
-        Some(picks)
     }
 
     /// The grouped low-rank output projection of `[batch, positions, heads, head_dim]`.

@@ -5,8 +5,8 @@ use burn_ds4_ops::attention::{PagedRows, RowRounding, VisibleBlocks, index_score
 use burn_ds4_ops::device::is_host;
 use burn_ds4_ops::topk::{self, Windows};
 
+use super::candidates::Candidates;
 use super::compressor::{Compressor, CompressorConfig, quantize_index, quantize_query};
-use super::shared::Candidates;
 use crate::cache::{CompressedCache, CompressedStep, PickedRows, Step, mask};
 use crate::linear::{PackedLinear, PackedLinearConfig};
 use crate::rope::Rotation;

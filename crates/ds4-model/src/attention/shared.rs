@@ -1,47 +1,19 @@
-//! Compressed rows that several layers share, and the candidates among them.
+//! Compressed rows that several layers share, and picks among them.
 
-use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Bool, Tensor};
+use burn::tensor::Tensor;
 use burn_ds4_ops::attention::{
-    self as ops, CompressionInputs, MASKED, PagedRows, PooledBlocks, Positions, RowRounding,
+    self as ops, CompressionInputs, PagedRows, PooledBlocks, Positions, RowRounding,
 };
-use burn_ds4_ops::topk;
 
 use super::compressor::Compressor;
-use crate::cache::{SharedCaches, Step};
-use crate::config::CandidateParams;
+use super::indexer::{Indexer, IndexerInput};
+use super::modules::Attention;
+use crate::cache::{CompressedCache, CompressedStep, LayerCache, PickedRows, SharedCaches, Step};
 use crate::linear::project_f32;
 use crate::norm::{RmsNorm, RmsNormConfig};
 use crate::trace::Trace;
 use crate::weights::WeightSource;
-
-/// Configuration of [`IndexKeys`].
-#[derive(Config, Debug)]
-pub struct IndexKeysConfig {
-    /// Width of a compressed row.
-    pub d_row: usize,
-    /// Width of a key.
-    pub width: usize,
-    /// Epsilon of the keys' norm.
-    #[config(default = 1e-6)]
-    pub norm_epsilon: f64,
-}
-
-impl IndexKeysConfig {
-    /// The keys of the tensors `{prefix}..`.
-    pub(super) fn build(&self, source: &mut impl WeightSource, prefix: &str) -> Option<IndexKeys> {
-        let shape = [self.width, self.d_row];
-        let projection = source.stored(&[format!("{prefix}wk.weight")], shape);
-        let norm = RmsNormConfig::new(self.width)
-            .with_epsilon(self.norm_epsilon)
-            .build(source, &format!("{prefix}k_norm"));
-        Some(IndexKeys {
-            projection: projection?,
-            norm: norm?,
-        })
-    }
-}
 
 /// Makes the keys by which indexers pick among compressed rows, of these rows before they are
 /// rotated and rounded.
@@ -51,6 +23,25 @@ pub struct IndexKeys {
     pub projection: Param<Tensor<2>>,
     /// Norm of a key.
     pub norm: RmsNorm,
+}
+
+impl IndexKeys {
+    /// The keys, of so many channels of rows of so many, of the tensors `{prefix}..`.
+    pub(super) fn build(
+        source: &mut impl WeightSource,
+        prefix: &str,
+        [width, d_row]: [usize; 2],
+        norm_epsilon: f64,
+    ) -> Option<Self> {
+        let projection = source.stored(&[format!("{prefix}wk.weight")], [width, d_row]);
+        let norm = RmsNormConfig::new(width)
+            .with_epsilon(norm_epsilon)
+            .build(source, &format!("{prefix}k_norm"));
+        Some(Self {
+            projection: projection?,
+            norm: norm?,
+        })
+    }
 }
 
 impl Compressor {
@@ -104,87 +95,105 @@ impl Compressor {
     }
 }
 
-/// The part of an indexer in two-level picking.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub enum Candidates {
-    /// It has none: it picks among all rows.
-    None,
-    /// It chooses the candidates of later indexers.
-    Chooses(CandidateParams),
-    /// It picks among those that an earlier one has chosen.
-    Obeys,
+/// The compressed rows that a layer reads, and those that its indexer scores.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'c> {
+    pub(super) rows: Option<&'c CompressedCache>,
+    pub(super) keys: Option<&'c CompressedCache>,
 }
 
-impl Candidates {
-    /// That of the indexer of a layer.
-    pub(crate) fn of_layer(params: Option<CandidateParams>, layer: usize) -> Self {
-        match params {
-            Some(params) if layer == params.layer => Self::Chooses(params),
-            Some(params) if layer > params.layer => Self::Obeys,
-            _ => Self::None,
+impl<'c> Source<'c> {
+    /// The layer's own, or those that it shares.
+    pub(super) fn new(cache: &'c LayerCache, shared: Option<&'c SharedCaches>) -> Self {
+        match shared {
+            Some(shared) => Self {
+                rows: Some(&shared.rows),
+                keys: Some(&shared.keys),
+            },
+            None => Self {
+                rows: cache.compressed.as_ref(),
+                keys: cache.indexer.as_ref(),
+            },
         }
     }
+}
 
-    /// Scores `[batch, positions, rows]` of rows of `ratio` positions, masked where nothing is
-    /// visible, as picks are to be made of them.
-    pub(super) fn apply(
-        self,
-        scores: Tensor<3>,
-        ratio: usize,
+impl Attention {
+    /// Stores what a step adds to rows that layers share, and hands them on, if it is this layer
+    /// that makes them.
+    pub(super) fn compress_shared(
+        &self,
+        projections: Option<Tensor<3>>,
         step: &Step,
+        cache: &mut LayerCache,
         trace: &Trace,
-    ) -> Tensor<3> {
-        match self {
-            Self::None => scores,
-            Self::Chooses(params) => {
-                let chosen = params.choose(scores.clone(), ratio, step);
-                if let Some(chosen) = &chosen {
-                    trace.record_with("candidates", || chosen.clone().int());
-                }
-                step.handed().candidates = chosen;
-                scores
-            }
-            Self::Obeys => {
-                let chosen = step.handed().candidates.clone();
-                let Some(chosen) = chosen else {
-                    return scores;
-                };
-                let shape = scores.dims();
-                scores.mask_fill(chosen.bool_not().reshape(shape), MASKED)
-            }
-        }
+    ) {
+        let made = self.compressor.as_ref().zip(projections).zip(self.shared);
+        let Some(((compressor, projections), shared)) = made else {
+            return;
+        };
+        let made_for = "a cache that was made for the model";
+        let mut caches = SharedCaches {
+            rows: cache.compressed.take().expect(made_for),
+            keys: cache.indexer.take().expect(made_for),
+        };
+        let positions = step.rotation(cache.kind).positions();
+        compressor.append_shared(projections, &positions, &mut caches, step, trace);
+        cache.compressed = Some(caches.rows.clone());
+        cache.indexer = Some(caches.keys.clone());
+        trace.record_with("index_keys", || {
+            caches.keys.in_order(caches.keys.slots(), step.pages())
+        });
+        step.handed().rows.insert(shared.layer, caches);
     }
-}
 
-impl CandidateParams {
-    /// The rows of the best blocks of each query, the block of the newest visible row among them:
-    /// `[batch * positions, rows]`. `None` where all blocks are.
-    fn choose(self, scores: Tensor<3>, ratio: usize, step: &Step) -> Option<Tensor<2, Bool>> {
-        let ([batch, count, rows], size) = (scores.dims(), self.block_size);
-        let (queries, blocks) = (batch * count, rows.div_ceil(size));
-        if blocks <= self.blocks {
-            return None;
+    /// The rows that the layer shares with others, if it does.
+    ///
+    /// # Panics
+    ///
+    /// If the layer that makes them has had no part in the step.
+    pub(super) fn shared_caches(&self, step: &Step) -> Option<SharedCaches> {
+        let layer = self.shared?.rows_of;
+        let rows = step.handed().rows.get(&layer).cloned();
+        Some(rows.unwrap_or_else(|| panic!("layer {layer} has handed on no compressed rows")))
+    }
+
+    /// Picks among the compressed rows, after those of the step are stored, by weights and queries
+    /// of the indexer's heads. `None` without compressed rows.
+    pub(super) fn pick(
+        &self,
+        index: Option<(Tensor<3>, Tensor<4>)>,
+        step: &Step,
+        prefill: Option<&CompressedStep>,
+        source: Source<'_>,
+        trace: &Trace,
+    ) -> Option<PickedRows> {
+        let compressed = source.rows?;
+        trace.record_with("compressed", || {
+            compressed.in_order(compressed.slots(), step.pages())
+        });
+        if let Some(shared) = self.shared.filter(|shared| !shared.picks()) {
+            let picks = step.handed().picks.get(&shared.picks_of).cloned();
+            return Some(picks.expect("a layer before this one has handed on its picks"));
         }
-        let scores = scores.reshape([queries, rows]);
-        let like = (&scores.device(), scores.dtype());
-        let padding = Tensor::full([queries, blocks * size - rows + 1], MASKED, like);
-        // One more than is needed, since there may be none.
-        let padded = Tensor::cat(vec![scores, padding], 1).narrow(1, 0, blocks * size);
-        let best = padded.reshape([queries, blocks, size]).max_dim(2);
-        let best: Tensor<2> = best.squeeze_dim(2);
-        let newest = (step.positions() + 1) / ratio as i64 - 1;
-        let newest = newest.reshape([queries, 1]) / size as i64;
-        let numbers = Tensor::arange(0..blocks as i64, &best.device()).unsqueeze::<2>();
-        let forced = numbers
-            .expand([queries, blocks])
-            .equal(newest.expand([queries, blocks]));
-        let best = best.mask_fill(forced, f32::MAX);
-        let seen = best.clone().greater_elem(MASKED / 2.0);
-        let kept = topk::top_k_mask(best, self.blocks).expect("numbers of blocks were validated");
-        let kept = kept.bool_and(seen).unsqueeze_dim::<3>(2);
-        let kept = kept
-            .expand([queries, blocks, size])
-            .reshape([queries, blocks * size]);
-        Some(kept.narrow(1, 0, rows))
+        let indexer = self.indexer.as_ref().zip(source.keys);
+        let picks = match indexer.zip(index) {
+            None => PickedRows::All,
+            Some(((indexer, keys), (head_weights, queries))) => {
+                let input = IndexerInput {
+                    head_weights,
+                    queries,
+                    rotation: step.rotation(self.kind()),
+                    step,
+                    prefill,
+                    rounding: Indexer::rounding(self.rounding),
+                };
+                indexer.pick(input, keys, &trace.scope("indexer"))
+            }
+        };
+        if let Some(shared) = self.shared {
+            step.handed().picks.insert(shared.layer, picks.clone());
+        }
+        Some(picks)
     }
 }

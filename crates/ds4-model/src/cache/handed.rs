@@ -1,7 +1,6 @@
 //! What the layers of a step hand on to later ones.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::{Bool, Int, Tensor};
 
@@ -35,22 +34,14 @@ pub(crate) struct SharedCaches {
     pub(crate) keys: CompressedCache,
 }
 
-/// By the numbers of the layers. It goes with the step, before the rows are written again.
+/// What layers of a step have handed on, by their numbers. It goes with the step, before the rows
+/// are written again.
 #[derive(Debug, Default)]
-pub(crate) struct Handed(Mutex<Things>);
-
-#[derive(Debug, Default)]
-pub(crate) struct Things {
+pub(crate) struct StepState {
     pub(crate) rows: BTreeMap<usize, SharedCaches>,
     pub(crate) picks: BTreeMap<usize, PickedRows>,
-    /// The rows that indexers may pick, `[batch * positions, rows]`, if not all.
+    /// The blocks of rows that indexers may pick in, `[batch * positions, blocks]`, if not all.
     pub(crate) candidates: Option<Tensor<2, Bool>>,
     /// What the tables of engrams have for the new positions: `[batch * positions, columns]`.
     pub(crate) engrams: BTreeMap<usize, Tensor<2>>,
-}
-
-impl Handed {
-    pub(crate) fn things(&self) -> MutexGuard<'_, Things> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }

@@ -1,12 +1,12 @@
 //! What the layers of a device need for new positions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{MutexGuard, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn::tensor::{Bool, FloatDType, Int, Tensor};
 use burn_ds4_ops::attention::{DECODE_TOKENS, MASKED};
 
-use super::handed::{Handed, Things};
+use super::handed::StepState;
 use super::layer::LayerCache;
 use super::layout::window_history;
 use super::part::Part;
@@ -78,7 +78,7 @@ pub struct Step {
     compressed_rotation: Option<Rotation>,
     /// The pages of the sequences, where compressed rows are in some: `[batch, reach]`.
     pages: Option<Tensor<2, Int>>,
-    handed: Handed,
+    handed: Mutex<StepState>,
 }
 
 /// Indices and masks of a prefill step.
@@ -159,13 +159,13 @@ impl Step {
             start,
             vacant: part.vacant(open.count),
             pages: part.pages.clone(),
-            handed: Handed::default(),
+            handed: Mutex::default(),
         }
     }
 
     /// What earlier layers have handed on.
-    pub(crate) fn handed(&self) -> MutexGuard<'_, Things> {
-        self.handed.things()
+    pub(crate) fn handed(&self) -> MutexGuard<'_, StepState> {
+        self.handed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The position of each query: `[batch, count]`.

@@ -55,7 +55,7 @@ pub(super) trait Drafter: fmt::Debug + Send {
     /// What drafts, for messages.
     fn name(&self) -> &'static str;
 
-    /// Layers of the trunk whose outputs it reads, ascending.
+    /// Layers of the trunk whose outputs it reads, or inputs in V4.1, ascending.
     fn taps(&self) -> &[usize] {
         &[]
     }
