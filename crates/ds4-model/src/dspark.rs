@@ -1,9 +1,10 @@
 //! DSpark: three more blocks that draft several tokens in one forward pass.
 //!
-//! The drafter reads what leaves some trunk layers, or in V4.1 what enters them, at the positions whose tokens are known (the
-//! taps), of which it keeps a key/value row per position and layer. To draft, it runs a block of
-//! tokens through its layers: the newest token, and a filler in the places of the drafts. A Markov
-//! head then chooses the drafts one after the other, each by the one before it.
+//! The drafter reads what leaves some trunk layers, or in V4.1 what enters them, at the positions
+//! whose tokens are known (the taps), of which it keeps a key/value row per position and layer. To
+//! draft, it runs a block of tokens through its layers: the newest token, and a filler in the
+//! places of the drafts. A Markov head then chooses the drafts one after the other, each by the one
+//! before it.
 //!
 //! # Source
 //!
