@@ -1,4 +1,4 @@
-use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 
 use super::coefficients::Coefficients;
 use super::expand::expand;
@@ -92,6 +92,9 @@ impl Streams {
             Self::Weighted { pre, .. } => pre.clone(),
             Self::Ready(streams) => {
                 let [tokens, n, _] = streams.dims();
+                if tokens * n == 0 {
+                    return Tensor::zeros([tokens, n], (&streams.device(), DType::F32));
+                }
                 let place = Tensor::<1, Int>::arange(0..n as i64, &streams.device());
                 let first = place.equal_elem(0).float().cast(FloatDType::F32);
                 first.unsqueeze::<2>().expand([tokens, n])
