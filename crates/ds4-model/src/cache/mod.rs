@@ -5,6 +5,9 @@
 //! pooled. One forward call is a [`Step`]: [`Cache::begin`] computes the indices and masks that all
 //! layers share, [`Cache::commit`] makes the new positions count.
 //!
+//! Rows that several layers share are in the cache of the layer that makes them, which hands them
+//! on to the others with the step.
+//!
 //! Every row's slot is a function of its position alone, so rolling back only forgets positions.
 //! The positions are in a tensor: within one capacity, neither the shapes nor the host's branches
 //! of a step depend on them. That tensor and the rows are written in place, so that each replay of
