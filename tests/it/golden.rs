@@ -62,6 +62,7 @@ impl Golden {
             .map(|(name, view)| {
                 let values = match view.dtype() {
                     Dtype::F32 => numbers(view.data(), |b| f32::from_le_bytes(b).into()),
+                    Dtype::U8 => numbers(view.data(), |[value]| value.into()),
                     Dtype::I64 => numbers(view.data(), |b| i64::from_le_bytes(b) as f64),
                     other => panic!("{name}: unexpected dtype {other:?}"),
                 };

@@ -28,5 +28,7 @@ mod sizes;
 mod soak;
 mod tensor_parallel;
 mod two_layers;
+mod v41_goldens;
+mod v41_texts;
 mod verification;
 mod warnings;

@@ -132,7 +132,7 @@ fn attention_case(
                 move || {
                     let queries = CachedQueries {
                         x: x.clone(),
-                        epsilon: EPSILON,
+                        epsilon: Some(EPSILON),
                         sinks: sinks.clone(),
                         scale: scale(),
                     };

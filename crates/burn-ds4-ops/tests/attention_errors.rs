@@ -277,7 +277,7 @@ fn rows_that_do_not_fit_a_ring_are_not_appended() {
 fn cached_attention_refuses_what_does_not_fit() {
     let queries = |sinks: usize, epsilon: f64, scale: f64| CachedQueries {
         x: f32s([1, 2, 3, 6]),
-        epsilon,
+        epsilon: Some(epsilon),
         sinks: f32s([sinks]),
         scale,
     };
@@ -374,7 +374,7 @@ fn cached_attention_refuses_tensors_of_other_devices() {
     let given = |device: &Device| -> Given {
         let queries = CachedQueries {
             x: Tensor::zeros([1, 2, 3, 6], device),
-            epsilon: 0.0,
+            epsilon: Some(0.0),
             sinks: Tensor::zeros([3], device),
             scale: 1.0,
         };

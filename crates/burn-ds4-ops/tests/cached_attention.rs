@@ -232,7 +232,7 @@ fn what_starts_beyond_the_angles_is_refused_or_not_there() {
             let shape = [2, text.count, text.heads, text.width];
             let queries = CachedQueries {
                 x: floats(&text.queries(2), shape, device),
-                epsilon: EPSILON,
+                epsilon: Some(EPSILON),
                 sinks: floats(&text.sinks(), [text.heads], device),
                 scale: 0.8,
             };

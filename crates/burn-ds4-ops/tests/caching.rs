@@ -229,7 +229,7 @@ impl Text {
         };
         let queries = CachedQueries {
             x,
-            epsilon: EPSILON,
+            epsilon: Some(EPSILON),
             sinks: floats(&self.sinks(), [self.heads], &device),
             scale: self.scale(),
         };

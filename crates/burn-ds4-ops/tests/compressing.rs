@@ -2,9 +2,12 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_ds4_ops::attention::{
-    CONTENT_BLOCK, CompressionInputs, CompressionOptions, Positions, RowRounding,
+    CONTENT_BLOCK, CompressionInputs, CompressionOptions, Positions, RowRounding, SHARED_BLOCK,
+    WHOLE_BLOCK,
 };
-use burn_ds4_ops::quant::{FP4_BLOCK, fp4_roundtrip, fp8_roundtrip, hadamard};
+use burn_ds4_ops::quant::{
+    FP4_BLOCK, fp4_roundtrip, fp4_scaled_roundtrip, fp8_roundtrip, hadamard,
+};
 
 use super::common::{floats, integers, noise};
 use super::rotation::{table, turned_at};
@@ -192,5 +195,8 @@ pub fn round(rows: Tensor<3>, rounding: RowRounding, rotated: usize) -> Tensor<3
             Tensor::cat(vec![content, rows.slice_dim(2, width - rotated..width)], 2)
         }
         RowRounding::Index => fp4_roundtrip(hadamard(rows).expect(fits), FP4_BLOCK).expect(fits),
+        RowRounding::Whole => fp8_roundtrip(rows, WHOLE_BLOCK).expect(fits),
+        RowRounding::Shared => fp4_scaled_roundtrip(rows, SHARED_BLOCK).expect(fits),
+        RowRounding::Key => fp4_roundtrip(rows, FP4_BLOCK).expect(fits),
     }
 }

@@ -1,7 +1,7 @@
 //! Stacks of matrices too large for the host: drawn on a device, and read back one by one.
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
-use burn_ds4_ops::quant::{Activations, FP4_BLOCK, FP8_BLOCK, Fp4Layout, Weights};
+use burn_ds4_ops::quant::{Activations, FP4_BLOCK, Fp4Layout, Weights};
 
 use super::common::{assert_within, narrow, seeded, values, wide};
 use super::experts::{Rounding, Stacks};
@@ -232,9 +232,9 @@ impl DrawnExperts {
         let x = batch.x.clone().slice_dim(0, token..token + 1);
         let dtype = FloatDType::from(x.dtype());
         let x = values(x.cast(FloatDType::F32));
-        let x = match self.activations {
-            Activations::Exact => wide(&x),
-            Activations::Released => wide(&FP8.row(&x, FP8_BLOCK)),
+        let x = match self.activations.block() {
+            None => wide(&x),
+            Some(block) => wide(&FP8.row(&x, block)),
         };
         let k = batch.ids.len() / batch.x.dims()[0];
         let slots = (token * k..(token + 1) * k).filter(|&pair| batch.ids[pair] >= 0);

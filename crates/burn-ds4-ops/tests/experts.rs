@@ -214,9 +214,9 @@ impl Layer {
     pub fn expected(&self) -> Vec<(f64, f64)> {
         let Size { k, d, .. } = self.size;
         let mut matrices = HashMap::new();
-        let x = match self.rounding.activations {
-            Activations::Exact => wide(&self.x),
-            Activations::Released => wide(&FP8.rows(&self.x, self.size.d, FP8_BLOCK)),
+        let x = match self.rounding.activations.block() {
+            None => wide(&self.x),
+            Some(block) => wide(&FP8.rows(&self.x, self.size.d, block)),
         };
         let mut outputs = vec![(0.0, 0.0); x.len()];
         for (pair, &id) in self.ids.iter().enumerate() {

@@ -43,7 +43,8 @@ mod hyper_connection;
 mod hyper_connection_errors;
 mod hyper_connection_fused;
 mod hyper_connection_kernels;
-pub(crate) mod linear;
+mod late;
+mod linear;
 pub(crate) mod markov;
 mod matmul;
 pub(crate) mod mixing;
@@ -133,6 +134,7 @@ pub const CATALOGUE: &[(&str, Family)] = &[
     ("hyper_connection_errors", hyper_connection_errors::CASES),
     ("hyper_connection_fused", hyper_connection_fused::CASES),
     ("hyper_connection_kernels", hyper_connection_kernels::CASES),
+    ("late", late::CASES),
     ("markov", markov::CASES),
     ("matmul", matmul::CASES),
     ("moe", moe::CASES),

@@ -2,7 +2,8 @@
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_ds4_ops::hyper_connection::{
-    Coefficients, Collapsed, Norm, Sinkhorn, Streams, collapse, collapse_norm, head, head_norm,
+    Coefficients, Collapsed, Norm, Sinkhorn, Streams, collapse, collapse_norm, collapse_norm_late,
+    head, head_norm,
 };
 
 use super::common::{compiles_slowly, floats, noise, some, some_of_half, values, wide};
@@ -116,6 +117,13 @@ impl Parameters {
         let (function, base, scale) =
             (self.function.clone(), self.base.clone(), self.scale.clone());
         collapse_norm(streams, function, base, scale, sinkhorn, self.norm())
+            .expect("arguments that fit")
+    }
+
+    pub fn collapse_norm_late(&self, streams: Streams, sinkhorn: Sinkhorn) -> Collapsed {
+        let (function, base, scale) =
+            (self.function.clone(), self.base.clone(), self.scale.clone());
+        collapse_norm_late(streams, function, base, scale, sinkhorn, self.norm())
             .expect("arguments that fit")
     }
 

@@ -131,6 +131,7 @@ pub fn run(args: &Options) -> Result<(), Box<dyn Error>> {
 fn variant(checkpoint: &Checkpoint, formats: &BTreeMap<String, usize>) -> String {
     let config = checkpoint.config();
     let drafter = match (&config.dspark, config.num_mtp_layers) {
+        (Some(_), _) if config.has_v41_parts() => "DSpark drafter (V4.1)",
         (Some(_), _) => "DSpark drafter (0731, 0813)",
         (None, 0) => "no drafter",
         (None, _) => "MTP layer (first release)",
@@ -275,9 +276,16 @@ fn print_config(config: &ModelConfig, out: &mut impl Write) -> io::Result<()> {
     let window = layers(|kind| matches!(kind, AttentionKind::Window));
     let sparse = layers(|kind| matches!(kind, AttentionKind::CompressedSparse { .. }));
     let heavy = layers(|kind| matches!(kind, AttentionKind::HeavilyCompressed { .. }));
+    let makers = layers(|kind| matches!(kind, AttentionKind::Shared(own) if own.makes_rows()));
+    let pickers = layers(|kind| matches!(kind, AttentionKind::Shared(own) if own.picks()));
+    let shared = layers(|kind| matches!(kind, AttentionKind::Shared(_)));
     let mut line = |name: &str, value: &dyn Display| writeln!(out, "  {name:<22}{value}");
+    let kinds = match shared {
+        0 => format!("{sparse} compressed sparse, {heavy} heavily compressed"),
+        _ => format!("{shared} sharing the rows of {makers} and the picks of {pickers}"),
+    };
     let kinds = format!(
-        "{} ({window} window, {sparse} compressed sparse, {heavy} heavily compressed), {}",
+        "{} ({window} window, {kinds}), {}",
         config.layers.len(),
         drafter(config)
     );
@@ -302,6 +310,16 @@ fn print_config(config: &ModelConfig, out: &mut impl Write) -> io::Result<()> {
     line("experts", &experts)?;
     line("sliding window", &config.sliding_window)?;
     line("indexer picks", &config.index_topk)?;
+    if let Some(candidates) = config.candidates {
+        let (blocks, size, layer) = (candidates.blocks, candidates.block_size, candidates.layer);
+        let text = format!("{blocks} blocks of {size} rows, by layer {layer}");
+        line("candidates", &text)?;
+    }
+    if let Some(engram) = &config.engram {
+        let (rows, layers) = (&engram.rows, &engram.layers);
+        let text = format!("tables of {rows:?} rows before layers {layers:?}, on the host");
+        line("engrams", &text)?;
+    }
     line("vocabulary", &config.vocab_size)?;
     line("longest context", &config.max_position_embeddings)
 }
@@ -351,7 +369,8 @@ fn print_totals(
 
 /// The part of the model that a tensor belongs to.
 fn part(name: &str) -> &'static str {
-    const PARTS: [(&str, &str); 9] = [
+    const PARTS: [(&str, &str); 10] = [
+        (".engram.", "engrams"),
         (".attn.indexer.", "indexers"),
         (".attn.compressor.", "compressors"),
         (".attn.", "attention"),

@@ -6,11 +6,12 @@ use burn::tensor::{Device, Int, Tensor};
 
 use crate::attention::{Attention, AttentionConfig};
 use crate::cache::{LayerCache, Step};
+use crate::engram::{Engram, EngramConfig};
 use crate::hyper_connection::{HyperConnection, HyperConnectionConfig, Streams};
 use crate::moe::{MoeLayer, MoeLayerConfig};
 use crate::norm::{RmsNorm, RmsNormConfig};
 use crate::trace::Trace;
-use crate::weights::{self, WeightSource};
+use crate::weights::{self, WeightSource, all_or_nothing};
 
 /// Configuration of [`Block`].
 #[derive(Config, Debug)]
@@ -21,6 +22,8 @@ pub struct BlockConfig {
     pub moe: MoeLayerConfig,
     /// The hyper-connections of both.
     pub hyper_connection: HyperConnectionConfig,
+    /// The engram before both, if there is one.
+    pub engram: Option<EngramConfig>,
     /// Epsilon of the two norms.
     #[config(default = 1e-6)]
     pub norm_epsilon: f64,
@@ -43,7 +46,10 @@ impl BlockConfig {
         let moe_connection = connection.build(source, &name("hc_ffn"));
         let moe_norm = norm.build(source, &name("ffn_norm"));
         let moe = self.moe.build(source, &name("ffn."));
+        let engram = self.engram.as_ref();
+        let engram = engram.map(|engram| engram.build(source, &name("engram.")));
         Some(Block {
+            engram: all_or_nothing(engram)?,
             attention_connection: attention_connection?,
             attention_norm: attention_norm?,
             attention: attention?,
@@ -57,6 +63,8 @@ impl BlockConfig {
 /// One transformer block.
 #[derive(Module, Debug)]
 pub struct Block {
+    /// Changes the streams before anything else.
+    pub engram: Option<Engram>,
     /// Hyper-connection around the attention.
     pub attention_connection: HyperConnection,
     /// Norm of the attention's input.
@@ -80,6 +88,11 @@ impl Block {
     /// - `streams`: `[batch * positions, n, d_model]`
     /// - `token_ids`: `[batch, positions]`, used where the experts are looked up by token id
     /// - output: like `streams`
+    ///
+    /// # Panics
+    ///
+    /// As [`Attention::forward`]. A block with an engram panics, too: only a forward call of the
+    /// model looks up what the tables have for a step.
     ///
     /// # Example
     ///
@@ -109,6 +122,30 @@ impl Block {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn forward(
+        &self,
+        streams: Streams,
+        token_ids: Tensor<2, Int>,
+        step: &Step,
+        cache: &mut LayerCache,
+        trace: &Trace,
+    ) -> Streams {
+        let streams = self.enter(streams, step, trace);
+        self.pass(streams, token_ids, step, cache, trace)
+    }
+
+    /// Applies the engram, if there is one. What it has for the positions of the step must have
+    /// been handed on.
+    pub(crate) fn enter(&self, streams: Streams, step: &Step, trace: &Trace) -> Streams {
+        let Some(engram) = &self.engram else {
+            return streams;
+        };
+        let layer = trace.scope("engram");
+        let rows = step.handed().engrams.remove(&engram.layer);
+        engram.forward(streams, rows.expect("rows of the step"), &layer)
+    }
+
+    /// Applies all that comes after [`enter`](Self::enter).
+    pub(crate) fn pass(
         &self,
         streams: Streams,
         token_ids: Tensor<2, Int>,

@@ -3,12 +3,18 @@
 mod error;
 mod json;
 mod shape;
+mod shared;
 mod validate;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) use tests::v41_flash;
 
 pub use error::{ConfigError, ConfigErrorKind};
 pub use json::GenerationDefaults;
 pub(crate) use json::eos_token_ids;
-pub use shape::{AttentionKind, DsparkParams, MAX_DRAFTS, ModelConfig, YarnConfig};
+pub use shape::{
+    AttentionKind, CacheFormat, CandidateParams, DsparkParams, EngramParams, MAX_DRAFTS,
+    ModelConfig, SharedRows, YarnConfig,
+};

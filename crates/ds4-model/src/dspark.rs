@@ -1,13 +1,14 @@
 //! DSpark: three more blocks that draft several tokens in one forward pass.
 //!
-//! The drafter reads the outputs of some trunk layers at the positions whose tokens are known (the
-//! taps), of which it keeps a key/value row per position and layer. To draft, it runs a block of
-//! tokens through its layers: the newest token, and a filler in the places of the drafts. A Markov
-//! head then chooses the drafts one after the other, each by the one before it.
+//! The drafter reads what leaves some trunk layers, or in V4.1 what enters them, at the positions
+//! whose tokens are known (the taps), of which it keeps a key/value row per position and layer. To
+//! draft, it runs a block of tokens through its layers: the newest token, and a filler in the
+//! places of the drafts. A Markov head then chooses the drafts one after the other, each by the one
+//! before it.
 //!
 //! # Source
 //!
-//! DeepSeek-V4-Flash-0731 `inference/model.py`.
+//! DeepSeek-V4-Flash-0731 and V4.1 `inference/model.py`.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -16,7 +17,7 @@ use burn_ds4_ops::OpError;
 use burn_ds4_ops::markov::markov_drafts;
 use burn_ds4_ops::topk::{Order, Windows, top_k};
 
-use crate::block::{Block, BlockConfig, flattened, unflattened};
+use crate::block::{Block, BlockConfig, flattened};
 use crate::cache::{LayerCache, Step};
 use crate::config::DsparkParams;
 use crate::hyper_connection::HyperHead;
@@ -143,7 +144,8 @@ impl Dspark {
         }
     }
 
-    /// The last layer's streams `[batch, block, n, d_model]`, for the block's embeddings
+    /// The last layer's streams `[batch, block, n, d_model]` (n is 1 where they are [collapsed by
+    /// the last connection](crate::config::ModelConfig::late_pre_mix)), for the block's embeddings
     /// `[batch, block, d_model]` and token ids.
     pub(crate) fn forward(
         &self,
@@ -160,7 +162,7 @@ impl Dspark {
             let trace = trace.scope(&format!("layer{index}"));
             streams = layer.forward(streams, token_ids.clone(), step, cache, &trace);
         }
-        unflattened(streams, positions)
+        self.head.end(streams, positions)
     }
 
     /// Chooses drafts one after the other: each is the token with the highest logit, of equal ones
@@ -168,7 +170,7 @@ impl Dspark {
     ///
     /// # Arguments
     ///
-    /// * `streams` - `[batch, drafts, n, d_model]`: of those of the
+    /// * `streams` - `[batch, drafts, n, d_model]`, n being 1 in V4.1: of those of the
     ///   [block](crate::model::Model::forward_dspark) the first, as many as drafts are wanted.
     /// * `tokens` - `[batch, 1]`: the token before the first draft.
     /// * `output` - the trunk's output matrix, `[vocabulary, d_model]`.

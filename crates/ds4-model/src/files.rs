@@ -5,6 +5,10 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+use tokenizers::Tokenizer;
+
+/// The tokenizer of a checkpoint.
+pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
 /// Most bytes of a configuration, an index or a tokenizer; those of releases have less than 10 MB.
 pub(crate) const MAX_TEXT_BYTES: u64 = 100_000_000;
 
@@ -55,6 +59,18 @@ pub(crate) const LFS_POINTER: &str =
 /// Whether a file is what git has in place of a large one that was not fetched.
 pub(crate) fn is_lfs_pointer(bytes: &[u8]) -> bool {
     bytes.starts_with(b"version https://git-lfs.github.com/spec/")
+}
+
+/// A tokenizer from the bytes of its file.
+///
+/// # Errors
+///
+/// What the library says of a file that it cannot read.
+pub(crate) fn parse_tokenizer(bytes: &[u8]) -> Result<Tokenizer, String> {
+    // The library panics on some damaged files, such as one whose decoder is no JSON.
+    let parsed = std::panic::catch_unwind(|| Tokenizer::from_bytes(bytes));
+    let parsed = parsed.map_err(|_| "`tokenizers` panics on it")?;
+    parsed.map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -28,6 +28,9 @@ pub struct HyperConnectionConfig {
     /// Epsilon of the RMS norm over all streams.
     #[config(default = 1e-6)]
     pub norm_epsilon: f64,
+    /// Whether streams are collapsed by the weights that the connection before has computed.
+    #[config(default = false)]
+    pub late: bool,
 }
 
 impl HyperConnectionConfig {
@@ -64,27 +67,32 @@ impl HyperConnectionConfig {
             sinkhorn_iterations: self.sinkhorn_iterations,
             epsilon: self.epsilon,
             norm_epsilon: self.norm_epsilon,
+            late: self.late,
         })
     }
 
-    /// The head of the tensors `{prefix}hc_head_..`.
+    /// The head of the tensors `{prefix}hc_head_..`, if there are any.
     pub(crate) fn build_head(
         &self,
         source: &mut impl WeightSource,
         prefix: &str,
     ) -> Option<HyperHead> {
+        if self.late {
+            return Some(HyperHead { gates: None });
+        }
         let n = self.streams;
         let projection = [n, n * self.d_model];
         let function = source.float(&format!("{prefix}hc_head_fn"), projection, Initial::Random);
         let base = source.float(&format!("{prefix}hc_head_base"), [n], Initial::Zeros);
         let scale = source.float(&format!("{prefix}hc_head_scale"), [1], Initial::Ones);
-        Some(HyperHead {
+        let gates = HeadGates {
             function: function?,
             base: base?,
             scale: scale?,
             epsilon: self.epsilon,
             norm_epsilon: self.norm_epsilon,
-        })
+        };
+        Some(HyperHead { gates: Some(gates) })
     }
 }
 
@@ -106,6 +114,9 @@ pub struct HyperConnection {
     pub epsilon: f64,
     /// Epsilon of the RMS norm over all streams.
     pub norm_epsilon: f64,
+    /// Whether streams are collapsed by the weights that the connection before has computed, and
+    /// those of this one are for the next. They go with the streams.
+    pub late: bool,
 }
 
 impl HyperConnection {
@@ -136,7 +147,14 @@ impl HyperConnection {
         layer: impl FnOnce(Tensor<3>) -> Tensor<3>,
     ) -> Streams {
         let [tokens, _, d] = streams.dims();
-        let mixed = ops::collapse_norm(
+        let collapse = match self.late {
+            true => {
+                trace.record_with("pre", || streams.pre());
+                ops::collapse_norm_late
+            }
+            false => ops::collapse_norm,
+        };
+        let mixed = collapse(
             streams,
             self.function.val(),
             self.base.val(),
@@ -172,6 +190,14 @@ fn operands(norm: &RmsNorm) -> Norm {
 /// Collapses the streams into one vector per position.
 #[derive(Module, Debug)]
 pub struct HyperHead {
+    /// What the weights of the streams are computed by. Without, they are those that the last
+    /// [connection](HyperConnection::late) has computed.
+    pub gates: Option<HeadGates>,
+}
+
+/// Computes the weights of the streams in a [`HyperHead`].
+#[derive(Module, Debug)]
+pub struct HeadGates {
     /// Projection of all streams to their gates: f32 `[n, n·d]`.
     pub function: Param<Tensor<2>>,
     /// Offset of each gate: f32 `[n]`.
@@ -189,7 +215,8 @@ impl HyperHead {
     ///
     /// # Shapes
     ///
-    /// - `streams`: `[batch, positions, n, d]`
+    /// - `streams`: `[batch, positions, n, d]`; one stream, as [`end`](Self::end) returns it, where
+    ///   there are no [gates](Self::gates)
     /// - output: `[batch, positions, d]`
     ///
     /// # Panics
@@ -197,16 +224,20 @@ impl HyperHead {
     /// If the streams do not fit the parameters.
     pub fn forward(&self, streams: Tensor<4>) -> Tensor<3> {
         let [batch, positions, n, d] = streams.dims();
-        ops::head(
-            streams.reshape([batch * positions, n, d]),
-            self.function.val(),
-            self.base.val(),
-            self.scale.val(),
-            self.epsilon,
-            self.norm_epsilon,
-        )
-        .expect("streams that fit the parameters")
-        .reshape([batch, positions, d])
+        let streams = streams.reshape([batch * positions, n, d]);
+        let collapsed = match &self.gates {
+            Some(gates) => ops::head(
+                streams,
+                gates.function.val(),
+                gates.base.val(),
+                gates.scale.val(),
+                gates.epsilon,
+                gates.norm_epsilon,
+            ),
+            None => ops::end_late(streams.into()),
+        };
+        let collapsed = collapsed.expect("streams that fit the parameters");
+        collapsed.reshape([batch, positions, d])
     }
 
     /// Collapses the streams, pending output included, and normalises the result.
@@ -220,15 +251,36 @@ impl HyperHead {
     ///
     /// If the streams do not fit the parameters.
     pub fn forward_norm(&self, streams: Streams, norm: &RmsNorm) -> Tensor<2> {
+        let fitting = "streams that fit the parameters";
+        let Some(gates) = &self.gates else {
+            return norm.forward(ops::end_late(streams).expect(fitting));
+        };
         ops::head_norm(
             streams,
-            self.function.val(),
-            self.base.val(),
-            self.scale.val(),
-            self.epsilon,
-            self.norm_epsilon,
+            gates.function.val(),
+            gates.base.val(),
+            gates.scale.val(),
+            gates.epsilon,
+            gates.norm_epsilon,
             operands(norm),
         )
-        .expect("streams that fit the parameters")
+        .expect(fitting)
+    }
+
+    /// The streams that [`forward`](Self::forward) takes, nothing pending: `[batch, positions, n,
+    /// d]`. Where there are no [gates](Self::gates), they are collapsed into one, since their
+    /// weights are not kept.
+    ///
+    /// # Panics
+    ///
+    /// As [`forward_norm`](Self::forward_norm), and for another number of tokens.
+    pub fn end(&self, streams: Streams, [batch, positions]: [usize; 2]) -> Tensor<4> {
+        let [_, n, d] = streams.dims();
+        let (streams, n) = match &self.gates {
+            Some(_) => (streams.ready(), n),
+            None => (ops::end_late(streams).map(|one| one.unsqueeze_dim(1)), 1),
+        };
+        let streams = streams.expect("streams that fit the parameters");
+        streams.reshape([batch, positions, n, d])
     }
 }

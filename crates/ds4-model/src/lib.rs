@@ -1,4 +1,4 @@
-//! DeepSeek-V4 for the [Burn](https://burn.dev) deep-learning framework, inference only.
+//! DeepSeek-V4 and V4.1 for the [Burn](https://burn.dev) deep-learning framework, inference only.
 //!
 //! Every part of the model is a Burn module with a configuration of its own
 //! (`XConfig -> init(device) -> X`). Compose your own model from these modules, or
@@ -6,7 +6,8 @@
 //! [`Pipeline`](pipeline::Pipeline) has all that the latter takes.
 //!
 //! - Parts of the model: [`router`], [`moe`], [`attention`], [`norm`], [`rope`], [`linear`],
-//!   [`hyper_connection`], [`block`]; the drafters [`mtp`] and [`dspark`]; the whole [`model`]
+//!   [`hyper_connection`], [`engram`], [`block`]; the drafters [`mtp`] and [`dspark`]; the whole
+//!   [`model`]
 //! - What it remembers of texts: [`cache`]
 //! - What it is loaded from: [`config`], [`checkpoint`]; where its layers live: [`placement`], and
 //!   how several devices share them: [`parallel`]
@@ -61,6 +62,7 @@ pub mod cache;
 pub mod checkpoint;
 pub mod config;
 pub mod dspark;
+pub mod engram;
 mod files;
 pub mod flash_head;
 pub mod generate;

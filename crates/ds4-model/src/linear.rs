@@ -47,16 +47,6 @@ pub(crate) fn project_f32<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Te
     small_m_matmul(x, weight, F32_OUTPUT).expect("a weight as wide as the input")
 }
 
-/// [`project_f32`] with several weights, in as few launches as their dtypes allow.
-pub(crate) fn project_all_f32<const D: usize, const N: usize>(
-    x: Tensor<D>,
-    weights: [Tensor<2>; N],
-) -> [Tensor<D>; N] {
-    let projections = small_m_matmul_group(x, &weights, F32_OUTPUT);
-    let projections = projections.expect("weights as wide as the input");
-    projections.try_into().expect("one projection a weight")
-}
-
 /// `y = x · Wᵀ` without a bias, its weight dense or packed.
 ///
 /// # Example
@@ -102,27 +92,25 @@ impl PackedLinear {
 
     /// [`forward`](Self::forward) of two maps on one input; a single operator if both are packed.
     pub(crate) fn forward_both<const D: usize>(x: Tensor<D>, maps: [&Self; 2]) -> [Tensor<D>; 2] {
-        Self::forward_both_and_project(x, maps, []).0
+        Self::forward_both_and_project(x, maps, Vec::new()).0
     }
 
-    /// [`forward_both`](Self::forward_both), and [`project_all_f32`] of the same input; a single
-    /// operator if both maps are packed.
-    pub(crate) fn forward_both_and_project<const D: usize, const N: usize>(
+    /// [`forward_both`](Self::forward_both), and [`project_f32`] of the same input by several
+    /// weights; a single operator if both maps are packed.
+    pub(crate) fn forward_both_and_project<const D: usize>(
         x: Tensor<D>,
         maps: [&Self; 2],
-        weights: [Tensor<2>; N],
-    ) -> ([Tensor<D>; 2], [Tensor<D>; N]) {
+        weights: Vec<Tensor<2>>,
+    ) -> ([Tensor<D>; 2], Vec<Tensor<D>>) {
         let is_dense = |map: &&Self| matches!(map.weight.values, StackValues::Dense(_));
         if maps.iter().any(is_dense) {
             let products = maps.map(|map| map.forward(x.clone()));
-            return (products, project_all_f32(x, weights));
+            let projections = small_m_matmul_group(x, &weights, F32_OUTPUT);
+            return (products, projections.expect("weights as wide as the input"));
         }
         let [first, second] = maps.map(|map| map.weight.weights());
-        let (products, projections) =
-            quant_linear_group(x, [&first, &second], &weights, F32_OUTPUT)
-                .expect("an input that fits all weights");
-        let projections = projections.try_into().expect("one projection a weight");
-        (products, projections)
+        quant_linear_group(x, [&first, &second], &weights, F32_OUTPUT)
+            .expect("an input that fits all weights")
     }
 
     /// The weight `[d_output, d_input]` as floats of the given dtype.

@@ -137,8 +137,8 @@ pub struct Queries<B: Backend> {
     pub start: IntTensor<B>,
     /// `[heads]`.
     pub sinks: FloatTensor<B>,
-    /// Epsilon of the norm.
-    pub epsilon: f64,
+    /// Epsilon of the norm, if there is one.
+    pub epsilon: Option<f64>,
     /// Positions of the window that a query attends to.
     pub span: usize,
     /// The order of the window's rows.

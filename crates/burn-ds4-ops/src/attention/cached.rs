@@ -65,8 +65,8 @@ pub struct CachedRows {
 pub struct CachedQueries {
     /// The queries as they were projected: `[batch, queries, heads, width]`, f32 / f16 / bf16.
     pub x: Tensor<4>,
-    /// Epsilon of their norm, which has no weight.
-    pub epsilon: f64,
+    /// Epsilon of their norm, which has no weight. Without, they are attended with as they are.
+    pub epsilon: Option<f64>,
     /// Sink of each head, in logit units: f32 `[heads]`.
     pub sinks: Tensor<1>,
     /// The factor of the logits.
@@ -208,8 +208,8 @@ impl args::NewRows<Dispatch> {
 ///
 /// For more queries over rows of f16 or bf16, tensor cores have another one, for a multiple of 64
 /// channels up to 512. Hopper GPUs have one of their own for 32 heads or more and 128, 256, 384 or
-/// 512 channels. Both round in the same places. Otherwise the operators named above run one after
-/// the other, and round to the dtype of the queries in between.
+/// 512 channels. Both round in the same places. Otherwise, as for queries without an epsilon, the
+/// operators named above run one after the other, and round to the dtype of the queries in between.
 ///
 /// # Errors
 ///
@@ -238,7 +238,7 @@ impl args::NewRows<Dispatch> {
 /// let device = Device::flex();
 /// let queries = CachedQueries {
 ///     x: Tensor::zeros([1, 1, 1, 2], &device),
-///     epsilon: 1e-6,
+///     epsilon: Some(1e-6),
 ///     sinks: Tensor::zeros([1], &device),
 ///     scale: 1.0,
 /// };
@@ -297,7 +297,7 @@ fn check(
     let like = ("queries.x", &queries.x.device());
     let [batch, count, heads, width] = queries.x.dims();
     expect_tensor(("queries.sinks", &queries.sinks), F32, [heads], like)?;
-    expect_not_negative("epsilon", queries.epsilon)?;
+    expect_not_negative("epsilon", queries.epsilon.unwrap_or(0.0))?;
     expect_scale(queries.scale)?;
 
     let [_, slots, _] = window.rows.dims();

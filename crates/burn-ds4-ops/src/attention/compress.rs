@@ -1,7 +1,7 @@
 //! Compressed rows, as decoding makes them.
 
 use burn::backend::Dispatch;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 
 use super::args::Compression;
 use super::backend::AttentionOps;
@@ -173,35 +173,17 @@ pub(super) fn check_compress(
     raw: &Tensor<3>,
     paged: &PagedRows,
 ) -> Result<(), OpError> {
-    let [batch, count, raw_width] = inputs.projections.dims();
+    let [batch, count, _] = inputs.projections.dims();
     let [ratio, _] = inputs.bias.dims();
-    let [_, slots, _] = raw.dims();
     let rows = &paged.rows;
     let ([_, _, width], available) = (rows.dims(), paged.count());
-    let series = 1 + usize::from(options.overlap);
-
     let device = rows.device();
-    let like = ("rows", &device);
     expect_float("rows", rows)?;
-
-    expect_positive([
-        ("rows of bias", ratio),
-        ("columns of rows", width),
-        ("rows", available),
-    ])?;
-    let shape = [batch, count, 2 * series * width];
-    expect_tensor(("projections", &inputs.projections), F32, shape, like)?;
-    expect_tensor(("bias", &inputs.bias), F32, [ratio, raw_width], like)?;
-    expect_tensor(("norm", &inputs.norm), FLOATS, [width], like)?;
-    expect_tensor(("raw", raw), F32, [batch, slots, raw_width], like)?;
+    expect_positive([("columns of rows", width), ("rows", available)])?;
+    let like = ("rows", &device);
+    check_pool(inputs, positions, options.overlap, raw, (width, like))?;
     paged.check("rows", FLOATS, [batch, width], like)?;
-    let history = (series * ratio - 1).max(1);
-    let expected = format_args!("at least {history}, which blocks of {ratio} read back");
-    expect_value(slots >= history, "slots of raw", slots, expected)?;
     expect_rounding("columns of rows", options.rounding, width)?;
-    expect_not_negative("epsilon", inputs.epsilon)?;
-
-    positions.check(batch, count, width, like)?;
     if batch == 0 || count == 0 || !is_host(&device) {
         return Ok(());
     }
@@ -209,4 +191,29 @@ pub(super) fn check_compress(
     let blocks = latest(&positions.start).map_or(0, complete);
     let expected = format_args!("at most {available}, the rows that there are");
     expect_value(blocks <= available, "complete blocks", blocks, expected)
+}
+
+/// Checks what rows of so many columns are pooled of.
+pub(super) fn check_pool(
+    inputs: &CompressionInputs,
+    positions: &Positions,
+    overlap: bool,
+    raw: &Tensor<3>,
+    (width, like): (usize, (&'static str, &Device)),
+) -> Result<(), OpError> {
+    let [batch, count, raw_width] = inputs.projections.dims();
+    let [ratio, _] = inputs.bias.dims();
+    let [_, slots, _] = raw.dims();
+    let series = 1 + usize::from(overlap);
+    expect_positive([("rows of bias", ratio), ("columns of norm", width)])?;
+    let shape = [batch, count, 2 * series * width];
+    expect_tensor(("projections", &inputs.projections), F32, shape, like)?;
+    expect_tensor(("bias", &inputs.bias), F32, [ratio, raw_width], like)?;
+    expect_tensor(("norm", &inputs.norm), FLOATS, [width], like)?;
+    expect_tensor(("raw", raw), F32, [batch, slots, raw_width], like)?;
+    let history = (series * ratio - 1).max(1);
+    let expected = format_args!("at least {history}, which blocks of {ratio} read back");
+    expect_value(slots >= history, "slots of raw", slots, expected)?;
+    expect_not_negative("epsilon", inputs.epsilon)?;
+    positions.check(batch, count, width, like)
 }

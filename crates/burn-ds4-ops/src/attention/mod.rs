@@ -14,6 +14,7 @@
 
 mod args;
 mod backend;
+mod blocks;
 mod cached;
 mod compress;
 mod index;
@@ -29,10 +30,13 @@ mod sink;
 mod step;
 mod validation;
 
+pub use blocks::{PooledBlocks, pool_blocks, store_blocks};
 pub use cached::{CachedQueries, CachedRows, CachedWindow, NewRows, append_rows, cached_attention};
 pub use compress::{CompressionInputs, CompressionOptions, CompressorState, compress_rows};
 pub use index::{VisibleBlocks, index_scores};
-pub use options::{CONTENT_BLOCK, DECODE_TOKENS, MASKED, RowRounding, WindowLayout};
+pub use options::{
+    CONTENT_BLOCK, DECODE_TOKENS, MASKED, RowRounding, SHARED_BLOCK, WHOLE_BLOCK, WindowLayout,
+};
 pub use pages::PagedRows;
 pub use rows::{Positions, pool, rotate, rotate_at};
 pub use sink::{CompressedKeys, WindowKeys, sink_attention, sink_probabilities};

@@ -18,6 +18,12 @@ pub(crate) const TINY: f32 = 1e-30;
 /// Channels that share a scale in [`RowRounding::Content`].
 pub const CONTENT_BLOCK: usize = 64;
 
+/// Channels that share a scale in [`RowRounding::Whole`].
+pub const WHOLE_BLOCK: usize = 32;
+
+/// Channels that share a scale in [`RowRounding::Shared`].
+pub const SHARED_BLOCK: usize = 16;
+
 /// How a row is rounded before it is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RowRounding {
@@ -30,6 +36,24 @@ pub enum RowRounding {
     /// All channels go through a [Hadamard transform](crate::quant::hadamard) and an [FP4 round
     /// trip](crate::quant::fp4_roundtrip), in blocks of [`FP4_BLOCK`](crate::quant::FP4_BLOCK).
     Index,
+    /// All channels go through an [FP8 round trip](crate::quant::fp8_roundtrip), in blocks of
+    /// [`WHOLE_BLOCK`]: a row of DeepSeek-V4.1's window.
+    Whole,
+    /// All channels go through an [FP4 round trip with E4M3
+    /// scales](crate::quant::fp4_scaled_roundtrip), in blocks of [`SHARED_BLOCK`]: a compressed row
+    /// of DeepSeek-V4.1.
+    Shared,
+    /// All channels go through an [FP4 round trip](crate::quant::fp4_roundtrip), in blocks of
+    /// [`FP4_BLOCK`](crate::quant::FP4_BLOCK): an indexer's key of DeepSeek-V4.1.
+    Key,
+}
+
+impl RowRounding {
+    /// Whether kernels round like that. Plain tensor operations do otherwise.
+    #[cfg(feature = "cube")]
+    pub(super) fn has_kernel(self) -> bool {
+        matches!(self, Self::None | Self::Content | Self::Index)
+    }
 }
 
 /// Which slot of a window has the row of a position.

@@ -273,7 +273,7 @@ pub fn head_norm(
 }
 
 /// [`collapse_norm`], or [`collapse`] if there is no norm. What has no norm is its own.
-fn collapse_streams(
+pub(super) fn collapse_streams(
     streams: Streams,
     function: Tensor<2>,
     base: Tensor<1>,
@@ -363,7 +363,9 @@ fn split(
     norm: Option<Norm>,
 ) -> (PendingOutput<Dispatch>, Mix<Dispatch>) {
     let (streams, pending) = match streams {
-        Streams::Ready(streams) => (streams, PendingOutput::None),
+        Streams::Ready(streams) | Streams::Weighted { streams, .. } => {
+            (streams, PendingOutput::None)
+        }
         Streams::Pending {
             output,
             streams,

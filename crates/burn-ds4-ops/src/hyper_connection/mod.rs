@@ -20,6 +20,7 @@ mod collapse;
 mod expand;
 #[cfg(feature = "cube")]
 mod kernel;
+mod late;
 #[cfg(feature = "cube")]
 mod launch;
 mod reference;
@@ -30,4 +31,5 @@ pub use args::Sinkhorn;
 pub use coefficients::Coefficients;
 pub use collapse::{Collapsed, Norm, collapse, collapse_norm, head, head_norm};
 pub use expand::expand;
+pub use late::{collapse_norm_late, end_late};
 pub use streams::Streams;

@@ -1,4 +1,4 @@
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 
 use super::coefficients::Coefficients;
 use super::expand::expand;
@@ -17,6 +17,13 @@ use crate::OpError;
 pub enum Streams {
     /// Nothing is pending.
     Ready(Tensor<3>),
+    /// Nothing is pending, but the [weights](Self::pre) of the connection before are known.
+    Weighted {
+        /// The streams: `[tokens, n, d]`, f32 / f16 / bf16.
+        streams: Tensor<3>,
+        /// The weight of each: f32 `[tokens, n]`.
+        pre: Tensor<2>,
+    },
     /// The output of a sub-layer is still to be spread over the streams before it, as [`expand`]
     /// does.
     Pending {
@@ -68,7 +75,7 @@ impl Streams {
     /// ```
     pub fn ready(self) -> Result<Tensor<3>, OpError> {
         match self {
-            Self::Ready(streams) => Ok(streams),
+            Self::Ready(streams) | Self::Weighted { streams, .. } => Ok(streams),
             Self::Pending {
                 output,
                 streams,
@@ -77,10 +84,30 @@ impl Streams {
         }
     }
 
+    /// The weights of the streams that the connection before has computed: f32 `[tokens, n]`. Where
+    /// there was none, the first stream has all weight.
+    pub fn pre(&self) -> Tensor<2> {
+        match self {
+            Self::Pending { coefficients, .. } => coefficients.pre(),
+            Self::Weighted { pre, .. } => pre.clone(),
+            Self::Ready(streams) => {
+                let [tokens, n, _] = streams.dims();
+                if tokens * n == 0 {
+                    return Tensor::zeros([tokens, n], (&streams.device(), DType::F32));
+                }
+                let place = Tensor::<1, Int>::arange(0..n as i64, &streams.device());
+                let first = place.equal_elem(0).float().cast(FloatDType::F32);
+                first.unsqueeze::<2>().expand([tokens, n])
+            }
+        }
+    }
+
     /// The newest streams that exist. They have the shape, dtype and device of the pending ones.
     pub(super) fn tensor(&self) -> &Tensor<3> {
         match self {
-            Self::Ready(streams) | Self::Pending { streams, .. } => streams,
+            Self::Ready(streams)
+            | Self::Weighted { streams, .. }
+            | Self::Pending { streams, .. } => streams,
         }
     }
 }

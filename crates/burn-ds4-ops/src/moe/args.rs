@@ -14,6 +14,6 @@ pub struct PackedExperts<B: Backend> {
     pub down: PackedWeights<B>,
     /// Clamp of the SwiGLU inputs.
     pub limit: f64,
-    /// Whether hidden values are rounded to FP8.
-    pub rounded: bool,
+    /// Columns of the blocks in which hidden values are rounded to FP8, if they are.
+    pub rounded: Option<usize>,
 }

@@ -11,7 +11,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 use crate::OpError;
 use crate::device::is_host;
-use crate::quant::{Activations, Weights};
+use crate::quant::Weights;
 use crate::validation::{
     F32, INTEGERS, expect_device, expect_dtype, expect_float, expect_not_negative, expect_shape,
     expect_tensor, invalid,
@@ -215,7 +215,7 @@ impl Experts<'_> {
             gate_up: self.gate_up.clone().into(),
             down: self.down.clone().into(),
             limit: value,
-            rounded: self.down.activations() == Activations::Released,
+            rounded: self.down.activations().block(),
         })
     }
 

@@ -12,7 +12,7 @@ use super::backend::MoeOps;
 use crate::dims::Dims;
 #[cfg(feature = "flex")]
 use crate::quant::{Activations, linear};
-use crate::quant::{FP8_BLOCK, PackedWeights, QuantOps};
+use crate::quant::{PackedWeights, QuantOps};
 use crate::reference::{INT, bool_dtype, slice, within};
 use crate::roundtrip::SmallFloat;
 
@@ -191,8 +191,8 @@ fn hidden_layer<B: QuantOps>(
     let weights = B::float_expand(weights, hidden.shape());
     let hidden = B::float_cast(B::float_mul(hidden, weights), dtype);
     match experts.rounded {
-        true => B::roundtrip(hidden, FP8_BLOCK, SmallFloat::Fp8),
-        false => hidden,
+        Some(block) => B::roundtrip(hidden, block, SmallFloat::Fp8),
+        None => hidden,
     }
 }
 

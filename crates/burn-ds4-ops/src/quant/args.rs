@@ -5,7 +5,7 @@ use burn::backend::{Backend, ExtensionType, TensorMetadata};
 use burn::tensor::Shape;
 
 use crate::dims::Dims;
-use crate::gemm::Fp4Layout;
+use crate::gemm::{FP8_BLOCK, Fp4Layout};
 use crate::matmul::TensorList;
 use crate::reference::ranges;
 
@@ -28,6 +28,20 @@ pub enum Activations {
     ///
     /// Source: DeepSeek-V4 `inference/kernel.py`, `act_quant`, called by `Linear`.
     Released,
+    /// As [`Released`](Self::Released), in blocks of 32 columns: so does DeepSeek-V4.1. FP8 tensor
+    /// cores have no part in it.
+    Released32,
+}
+
+impl Activations {
+    /// Columns that are rounded with one scale, `None` where nothing is.
+    pub const fn block(self) -> Option<usize> {
+        match self {
+            Self::Exact => None,
+            Self::Released => Some(FP8_BLOCK),
+            Self::Released32 => Some(32),
+        }
+    }
 }
 
 /// [`Weights`](super::Weights) as backends see them: a stack of matrices `[count, out, in]`.

@@ -8,13 +8,13 @@ use super::args::{Activations, LinearProducts, PackedWeights};
 use super::reference;
 use crate::caps::Caps;
 use crate::dims::Dims;
+use crate::gemm::Matrices;
 use crate::gemm::kernel::WeightFormat;
 use crate::gemm::launch::dense::ListOutput;
 use crate::gemm::launch::{
     LinearGroupBlueprint, Product, SMALL_M_ROWS, Schedule, StreamBlueprint, StreamProblem,
     can_multiply, has_tiles, launch_group, launch_stream, quantize,
 };
-use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{aligned, elements_view, narrow, output};
 use crate::matmul::{TensorList, multiply_one};
 use crate::roundtrip::SmallFloat;
@@ -68,9 +68,9 @@ pub(super) fn roundtrip(x: CubeTensor, block: usize, to: SmallFloat) -> CubeTens
 
 /// Rows of `x` as products take them.
 fn input(x: CubeTensor, activations: Activations) -> CubeTensor {
-    match activations {
-        Activations::Exact => x,
-        Activations::Released => roundtrip(x, FP8_BLOCK, SmallFloat::Fp8),
+    match activations.block() {
+        None => x,
+        Some(block) => roundtrip(x, block, SmallFloat::Fp8),
     }
 }
 

@@ -22,8 +22,8 @@
 //! Every function except [`quant_linear`], [`quant_linear_pair`], [`quant_linear_group`] and
 //! [`grouped_linear`] gives the same bits on every device: code values and E8M0 scales come from
 //! tables, the scales of round trips are found by comparison with powers of two instead of a
-//! logarithm, and no result goes through a division. Nothing is read back to the host. Two things
-//! depend on the device:
+//! logarithm, and no result but that of [`fp4_scaled_roundtrip`] goes through a division. Nothing
+//! is read back to the host. Two things depend on the device:
 //!
 //! - results and scales below the `f32` normal range (`2^-126`), which a device that flushes
 //!   denormals turns into zero; among the E8M0 scales that is byte 0, and byte 1 times the code
@@ -52,5 +52,5 @@ pub(crate) use backend::QuantOps;
 pub use linear::{grouped_linear, quant_linear, quant_linear_group, quant_linear_pair};
 #[cfg(feature = "flex")]
 pub(crate) use reference::linear;
-pub use roundtrips::{fp4_roundtrip, fp8_roundtrip, hadamard};
+pub use roundtrips::{fp4_roundtrip, fp4_scaled_roundtrip, fp8_roundtrip, hadamard};
 pub use weights::Weights;

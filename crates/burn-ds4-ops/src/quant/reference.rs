@@ -117,9 +117,9 @@ pub(super) fn grouped_linear<B: QuantOps>(
 
 /// Rows of `x` as products take them.
 pub(super) fn input<B: QuantOps>(x: FloatTensor<B>, activations: Activations) -> FloatTensor<B> {
-    match activations {
-        Activations::Exact => x,
-        Activations::Released => B::roundtrip(x, FP8_BLOCK, SmallFloat::Fp8),
+    match activations.block() {
+        None => x,
+        Some(block) => B::roundtrip(x, block, SmallFloat::Fp8),
     }
 }
 

@@ -6,9 +6,8 @@ use burn::tensor::{FloatDType, Tensor};
 use super::args::Activations;
 use super::backend::QuantOps;
 use crate::OpError;
-use crate::gemm::FP8_BLOCK;
 use crate::roundtrip::SmallFloat;
-use crate::roundtrip::reference::hadamard as transform;
+use crate::roundtrip::reference::{hadamard as transform, roundtrip_scaled};
 use crate::validation::{expect_float, invalid};
 
 impl Activations {
@@ -18,9 +17,9 @@ impl Activations {
     ///
     /// As [`fp8_roundtrip`], where `x` is rounded.
     pub fn input<const D: usize>(self, x: Tensor<D>) -> Result<Tensor<D>, OpError> {
-        match self {
-            Self::Exact => Ok(x),
-            Self::Released => fp8_roundtrip(x, FP8_BLOCK),
+        match self.block() {
+            None => Ok(x),
+            Some(block) => fp8_roundtrip(x, block),
         }
     }
 }
@@ -83,6 +82,41 @@ pub fn fp4_roundtrip<const D: usize>(x: Tensor<D>, block: usize) -> Result<Tenso
     roundtrip_blocks(x, block, SmallFloat::Fp4)
 }
 
+/// Rounds to FP4 and back with a scale that is no power of two: what a channel becomes in the
+/// compressed rows of DeepSeek-V4.1.
+///
+/// For each `block` elements of the last dimension (16 in the reference; the last block may be
+/// partial), `s = e4m3(max(amax, 6 * 2^-9) / 6)`, rounded to the nearest E4M3 value and 448 at
+/// most, and `x` becomes `e2m1(clamp(x / s, -6, 6)) * s`. Both are rounded ties to even.
+///
+/// Dtypes and errors as [`fp8_roundtrip`]. It divides: a device whose division is not exact may
+/// round a value elsewhere that is close to a tie.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn_ds4_ops::quant::fp4_scaled_roundtrip;
+///
+/// // A sixth of the largest, 1.5, is an E4M3 value: 4 is 2.67 of these, and becomes 3.
+/// let x = Tensor::<2>::from_data([[9.0, 4.0, 0.2, -1.0]], &Device::flex());
+/// let rounded = fp4_scaled_roundtrip(x, 16)?;
+/// rounded.into_data().assert_eq(&TensorData::from([[9.0_f32, 4.5, 0.0, -0.75]]), true);
+/// # }
+/// # Ok::<(), burn_ds4_ops::OpError>(())
+/// ```
+pub fn fp4_scaled_roundtrip<const D: usize>(
+    x: Tensor<D>,
+    block: usize,
+) -> Result<Tensor<D>, OpError> {
+    let dtype = FloatDType::from(x.dtype());
+    by_rows(x, block, |x| {
+        let rounded = roundtrip_scaled::<Dispatch>(x.cast(FloatDType::F32).into_dispatch(), block);
+        Tensor::<2>::from_dispatch(rounded).cast(dtype)
+    })
+}
+
 /// Walsh-Hadamard transform of the last dimension, in Sylvester order, times `n^-0.5`: orthonormal,
 /// and its own inverse.
 ///
@@ -130,6 +164,18 @@ fn roundtrip_blocks<const D: usize>(
     block: usize,
     to: SmallFloat,
 ) -> Result<Tensor<D>, OpError> {
+    by_rows(x, block, |x| {
+        let rounded = Dispatch::roundtrip(x.into_dispatch(), block, to);
+        Tensor::<2>::from_dispatch(rounded)
+    })
+}
+
+/// Rounds rows of at least one element in blocks of at least one.
+fn by_rows<const D: usize>(
+    x: Tensor<D>,
+    block: usize,
+    round: impl FnOnce(Tensor<2>) -> Tensor<2>,
+) -> Result<Tensor<D>, OpError> {
     expect_float("x", &x)?;
     if block == 0 {
         return Err(invalid("block", "at least 1", block));
@@ -141,6 +187,5 @@ fn roundtrip_blocks<const D: usize>(
     let columns = shape[D - 1];
     let rows = shape[..D - 1].iter().product();
     let x: Tensor<2> = x.reshape([rows, columns]);
-    let rounded = Dispatch::roundtrip(x.into_dispatch(), block, to);
-    Ok(Tensor::<2>::from_dispatch(rounded).reshape(shape))
+    Ok(round(x).reshape(shape))
 }

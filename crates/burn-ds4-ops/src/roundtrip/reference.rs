@@ -1,7 +1,7 @@
 //! Rounding to small formats and back in plain tensor operations. `x` is `[rows, columns]` in f32,
 //! and no dimension is zero.
 
-use super::{RoundtripFormat, hadamard_scale, power_of_two};
+use super::{E2M1, E4M3, RoundtripFormat, hadamard_scale, power_of_two};
 use crate::dims::Dims;
 use crate::reference::prelude::*;
 
@@ -13,6 +13,36 @@ pub(crate) fn roundtrip<B: Backend>(
     x: FloatTensor<B>,
     block: usize,
     format: &RoundtripFormat,
+) -> FloatTensor<B> {
+    by_blocks::<B>(x, block, |magnitude, largest| {
+        let (scale, inverse) = block_scale::<B>(largest, format);
+        let of_block = |factor| B::float_expand(factor, magnitude.shape());
+        let scaled = B::float_mul(magnitude.clone(), of_block(inverse));
+        B::float_mul(round_magnitude::<B>(scaled, format), of_block(scale))
+    })
+}
+
+/// Rounds to E2M1 with scales that are themselves rounded to E4M3: a sixth of the largest magnitude
+/// of a block. Blocks as in [`roundtrip`].
+pub(crate) fn roundtrip_scaled<B: Backend>(x: FloatTensor<B>, block: usize) -> FloatTensor<B> {
+    let least = E2M1.max * power_of_two(E4M3.min_exponent - E4M3.mantissa_bits);
+    by_blocks::<B>(x, block, |magnitude, largest| {
+        let largest = B::float_clamp_min(largest, least.into());
+        let scale = B::float_div_scalar(largest, E2M1.max.into());
+        let scale = B::float_clamp_max(scale, E4M3.max.into());
+        let scale = B::float_expand(round_magnitude::<B>(scale, &E4M3), magnitude.shape());
+        let scaled = B::float_div(magnitude, scale.clone());
+        let scaled = B::float_clamp_max(scaled, E2M1.max.into());
+        B::float_mul(round_magnitude::<B>(scaled, &E2M1), scale)
+    })
+}
+
+/// Rounds the magnitudes of blocks, `[blocks, block]`, given the largest of each, `[blocks, 1]`.
+/// What is not finite stays, and has no part in the largest.
+fn by_blocks<B: Backend>(
+    x: FloatTensor<B>,
+    block: usize,
+    round: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
     let device = x.device();
     let mask_dtype = bool_dtype::<B>(&device);
@@ -30,10 +60,8 @@ pub(crate) fn roundtrip<B: Backend>(
         magnitude = B::float_cat(vec![magnitude, zeros], 1);
     }
     let magnitude = reshape::<B>(magnitude, [rows * blocks, block]);
-    let (scale, inverse) = block_scale::<B>(B::float_max_dim(magnitude.clone(), 1), format);
-    let of_block = |factor| B::float_expand(factor, magnitude.shape());
-    let scaled = B::float_mul(magnitude.clone(), of_block(inverse));
-    let rounded = B::float_mul(round_magnitude::<B>(scaled, format), of_block(scale));
+    let largest = B::float_max_dim(magnitude.clone(), 1);
+    let rounded = round(magnitude, largest);
     let rounded = reshape::<B>(rounded, [rows, blocks * block]);
     let rounded = slice::<B>(rounded, 1, 0..columns);
     let negative = B::float_lower_elem(x.clone(), 0.0.into(), mask_dtype);

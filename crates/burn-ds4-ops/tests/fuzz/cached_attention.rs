@@ -111,7 +111,7 @@ fn attended(draw: &mut Draw, mut text: Text, starts: &[i64]) {
     });
     let queries = CachedQueries {
         x,
-        epsilon,
+        epsilon: Some(epsilon),
         sinks: draw.tensor(&text.sinks(), [heads], FloatDType::F32).0,
         scale,
     };

@@ -212,7 +212,7 @@ impl Workload {
 pub const fn name_of(activations: Activations) -> &'static str {
     match activations {
         Activations::Exact => "exact",
-        Activations::Released => "released",
+        Activations::Released | Activations::Released32 => "released",
     }
 }
 

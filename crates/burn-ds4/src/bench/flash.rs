@@ -38,6 +38,8 @@ pub fn with_dspark(mut config: ModelConfig) -> ModelConfig {
         noise_token_id: config.vocab_size as u32 - 1,
         markov_rank: 256,
         layers: 3,
+        taps_inputs: false,
+        experts: None,
     });
     config
 }
@@ -102,7 +104,7 @@ pub fn bytes(block: &Block, tokens: usize) -> f64 {
         .chain(indexer.map(|indexer| &indexer.query.weight));
     let compressors = [
         attention.compressor.as_ref(),
-        indexer.map(|indexer| &indexer.compressor),
+        indexer.and_then(|indexer| indexer.compressor.as_ref()),
     ];
     let compressors = compressors.into_iter().flatten();
     let dense = [

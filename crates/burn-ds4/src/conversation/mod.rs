@@ -73,9 +73,10 @@ pub enum PromptError {
 }
 
 impl Encoding {
-    /// The encoding of a checkpoint, as its drafter tells.
+    /// The encoding of a checkpoint, as its layers and its drafter tell.
     pub fn of(config: &ModelConfig) -> Self {
         match config.dspark {
+            _ if config.has_v41_parts() => Self::V41Flash,
             Some(_) => Self::V4Flash0731,
             None => Self::V4,
         }

@@ -357,3 +357,11 @@ fn markup_is_text_where_it_is_the_subject_and_left_out_where_it_is_a_call() {
         assert_eq!(found["calls"], json!([]), "{text}");
     }
 }
+
+#[test]
+fn a_configuration_tells_the_encoding() {
+    let mut config = ModelConfig::new();
+    assert_eq!(Encoding::of(&config), Encoding::V4);
+    config.late_pre_mix = true;
+    assert_eq!(Encoding::of(&config), Encoding::V41Flash);
+}

@@ -163,3 +163,23 @@ fn what_is_refused_names_the_field_at_fault() {
         assert_eq!(error["error"]["param"], param, "{body}: {error}");
     }
 }
+
+#[test]
+fn tools_are_refused_where_nothing_parses_their_calls() {
+    let body = |tools: Value| {
+        let messages = json!([{"role": "user", "content": "u"}]);
+        let body = json!({"messages": messages, "tools": tools});
+        chat(
+            parse(body.to_string().as_bytes()).unwrap(),
+            Encoding::V41Flash,
+        )
+    };
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
+    let error = body(json!([tool])).unwrap_err();
+    assert!(
+        error.body().to_string().contains("DeepSeek-V4.1"),
+        "{:?}",
+        error.body()
+    );
+    assert!(body(json!([])).is_ok());
+}

@@ -2,18 +2,17 @@
 
 use std::collections::HashMap;
 use std::error::Error;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError};
+use std::sync::mpsc::{Receiver, Sender, SyncSender};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn_ds4_ops::device::DeviceSpec;
 use ds4_model::config::ModelConfig;
 use ds4_model::generate::{
-    Engine, EngineConfig, FinishReason, GenerateConfig, GenerateError, Output, Request, RequestId,
-    TextTokenizer, TokenLogProbs,
+    Engine, FinishReason, GenerateConfig, GenerateError, Output, Request, RequestId, TextTokenizer,
+    TokenLogProbs,
 };
-use ds4_model::model::Model;
 use ds4_model::pipeline::Pipeline;
 use tokio::sync::{OwnedSemaphorePermit, mpsc as async_mpsc, oneshot};
 
@@ -22,16 +21,14 @@ use crate::serve::grammar;
 use crate::serve::metrics::{Metrics, StepFigures};
 use crate::serve::options::Options;
 use crate::serve::startup::Startup;
+use crate::serve::warming::{Warming, wait};
 use crate::shared::load_bar::LoadBar;
 use crate::shared::load_options;
 use crate::shared::place::Place;
-use crate::shared::warm_up::WarmUp;
 
 /// Tokens that whoever reads an answer may be behind the engine; further behind, the text is given
 /// up.
 const MOST_BEHIND: usize = 4096;
-/// Between two lines in the log that say how far the warm-up is.
-const PAUSE: Duration = Duration::from_secs(5);
 
 /// An error of the thread.
 pub type Failure = Box<dyn Error + Send + Sync>;
@@ -185,65 +182,6 @@ fn run(
     // From here on the server listens.
     loaded.send(known)?;
     Ok(serve(engine, jobs, warming, metrics)?)
-}
-
-/// The warm-up of a server, which goes on while there is no text.
-struct Warming<'a> {
-    warm_up: WarmUp<'a>,
-    startup: Arc<Startup>,
-    started: Instant,
-    told: Option<Instant>,
-}
-
-impl<'a> Warming<'a> {
-    fn new(model: &'a Model, config: &EngineConfig, startup: Arc<Startup>) -> Self {
-        let warm_up = WarmUp::new(model, config);
-        startup.tell(warm_up.progress());
-        Self {
-            warm_up,
-            startup,
-            started: Instant::now(),
-            told: None,
-        }
-    }
-
-    /// Takes a step. Returns whether it was the last one.
-    fn step(&mut self) -> Result<bool, GenerateError> {
-        let (over, rounds) = self.warm_up.progress();
-        let seconds = self.started.elapsed().as_secs_f32();
-        if self.told.is_none_or(|told| told.elapsed() >= PAUSE) {
-            self.told = Some(Instant::now());
-            tracing::info!(over, rounds, seconds, "warming up: compiling kernels");
-        }
-        let is_over = self.warm_up.step()?;
-        self.startup.tell(self.warm_up.progress());
-        if over == 0 && self.warm_up.progress().0 > 0 {
-            tracing::info!(seconds, "ready: what every request needs is compiled");
-        }
-        if is_over {
-            tracing::info!(seconds, "warm: kernels are compiled");
-        }
-        Ok(is_over)
-    }
-}
-
-/// Waits for a text, or none if no further one comes. Meanwhile, the server warms up.
-fn wait(
-    jobs: &Receiver<Job>,
-    warming: &mut Option<Warming<'_>>,
-) -> Result<Option<Job>, GenerateError> {
-    while let Some(own) = warming {
-        match jobs.try_recv() {
-            Ok(job) => {
-                own.warm_up.pause();
-                return Ok(Some(job));
-            }
-            Err(TryRecvError::Disconnected) => return Ok(None),
-            Err(TryRecvError::Empty) if own.step()? => *warming = None,
-            Err(TryRecvError::Empty) => {}
-        }
-    }
-    Ok(jobs.recv().ok())
 }
 
 /// A text in the engine.
@@ -411,6 +349,7 @@ mod tests {
 
     use ds4_model::checkpoint::{Checkpoint, LoadOptions};
     use ds4_model::generate::EngineConfig;
+    use ds4_model::model::Model;
     use tokio::sync::Semaphore;
 
     use super::*;

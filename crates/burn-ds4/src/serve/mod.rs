@@ -30,6 +30,7 @@ mod schema;
 mod startup;
 mod text;
 mod tracker;
+mod warming;
 
 use std::error::Error;
 use std::io::{self, Write};

@@ -62,6 +62,25 @@ fn names_and_what_is_not_loaded_are_told() {
 }
 
 #[test]
+fn what_layers_of_v41_share_is_told() {
+    let path = crate::golden::root().join("tests/fixtures/v41-goldens");
+    let inspected = run(
+        "inspect",
+        &["--model", path.to_str().expect("a UTF-8 path")],
+    );
+    assert_eq!(inspected.code, 0, "{inspected:?}");
+    for told in [
+        "6 (1 window, 5 sharing the rows of 2 and the picks of 3), DSpark with 3 layers",
+        "4 blocks of 4 rows, by layer 3",
+        "tables of [384, 552] rows before layers [1, 4]",
+        "in FP8 with scales of 32x32, expanded",
+        "FP4 experts, DSpark drafter (V4.1), images",
+    ] {
+        assert!(inspected.stdout.contains(told), "{told}: {inspected:?}");
+    }
+}
+
+#[test]
 fn every_command_says_that_a_gguf_file_is_one() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("model-Q4_K.gguf");

@@ -2,11 +2,13 @@
 
 use burn::config::Config;
 use burn::tensor::Device;
+use burn_ds4_ops::attention::RowRounding;
 
+use super::candidates::Candidates;
 use super::compressor::CompressorConfig;
 use super::indexer::IndexerConfig;
 use super::modules::Attention;
-use crate::config::AttentionKind;
+use crate::config::{AttentionKind, CacheFormat, CandidateParams, SharedRows};
 use crate::linear::PackedLinearConfig;
 use crate::norm::RmsNormConfig;
 use crate::weights::{self, Initial, WeightSource, all_or_nothing};
@@ -39,11 +41,20 @@ pub struct AttentionConfig {
     /// Rows the indexer picks per query.
     #[config(default = 512)]
     pub index_top_k: usize,
+    /// Blocks of compressed rows that later indexers pick within.
+    #[config(default = "None")]
+    pub candidates: Option<CandidateParams>,
+    /// Whether query heads are normalised.
+    #[config(default = true)]
+    pub query_norm: bool,
+    /// How rows are rounded, where they are.
+    #[config(default = "CacheFormat::Content")]
+    pub cache_format: CacheFormat,
     /// Epsilon of every norm.
     #[config(default = 1e-6)]
     pub norm_epsilon: f64,
     /// Whether key/value rows and indexer channels make the round trip through FP8 and FP4 that the
-    /// released model was trained with.
+    /// released model was trained with. Those of [`CacheFormat::Whole`] do in any case.
     #[config(default = false)]
     pub quantized_cache: bool,
 }
@@ -54,8 +65,9 @@ impl AttentionConfig {
     /// # Panics
     ///
     /// If the heads cannot be divided into `o_groups`, more channels are rotated than a head has,
-    /// blocks of no tokens are compressed, or the cache of an indexer whose width is no power of
-    /// two is to be quantized.
+    /// blocks of no tokens are compressed, the cache of an indexer whose width is no power of two
+    /// is to be quantized, or an indexer is to pick no rows or more than
+    /// [`MAX_K`](burn_ds4_ops::topk::MAX_K).
     pub fn init(&self, device: &Device) -> Attention {
         weights::dense(device, |source| self.build(source, ""))
     }
@@ -110,15 +122,23 @@ impl AttentionConfig {
         let output_b = linear(o_groups * o_lora_rank, d_model).build(source, &name("wo_b"));
         let sinks = source.float(&name("attn_sink"), [heads], Initial::Zeros);
         let overlap = matches!(self.kind, AttentionKind::CompressedSparse { .. });
-        let compressor = self.kind.ratio().map(|ratio| {
+        let shared = match self.kind {
+            AttentionKind::Shared(shared) => Some(shared),
+            _ => None,
+        };
+        let makes_rows = self.kind.ratio().filter(|_| self.kind.compresses());
+        let compressor = makes_rows.map(|ratio| {
             CompressorConfig::new(d_model, head_dim, rotated, ratio, overlap)
+                .with_keys(shared.map(|_| self.index_head_dim))
                 .with_norm_epsilon(norm_epsilon)
-                .build(source, &name("compressor."))
+                .build(source, prefix)
         });
-        let indexer = self.kind.ratio().filter(|_| overlap).map(|ratio| {
+        let picks = shared.map_or(overlap, SharedRows::picks);
+        let indexer = self.kind.ratio().filter(|_| picks).map(|ratio| {
             let (heads, width) = (self.index_heads, self.index_head_dim);
             let top_k = self.index_top_k;
             IndexerConfig::new(d_model, q_lora_rank, heads, width, rotated, ratio, top_k)
+                .with_shared(shared.map(|own| Candidates::of_layer(self.candidates, own.layer)))
                 .with_norm_epsilon(norm_epsilon)
                 .build(source, &name("indexer."))
         });
@@ -139,7 +159,13 @@ impl AttentionConfig {
             o_groups,
             o_lora_rank,
             norm_epsilon,
-            quantized_cache: self.quantized_cache,
+            query_norm_heads: self.query_norm,
+            shared,
+            rounding: match (self.cache_format, self.quantized_cache) {
+                (CacheFormat::Whole, _) => RowRounding::Whole,
+                (CacheFormat::Content, true) => RowRounding::Content,
+                (CacheFormat::Content, false) => RowRounding::None,
+            },
         })
     }
 }

@@ -3,23 +3,27 @@
 use burn::tensor::{Int, Tensor};
 use burn_ds4_ops::attention::{
     self as ops, CONTENT_BLOCK, CachedQueries, CachedRows, CachedWindow, CompressedKeys,
-    LowRankQueries, NewRows, PagedRows, Positions, RowRounding, StepRows, WindowKeys, WindowLayout,
+    LowRankQueries, NewRows, PagedRows, Positions, RowRounding, StepRows, WHOLE_BLOCK, WindowKeys,
+    WindowLayout,
 };
 use burn_ds4_ops::{device::is_host, quant};
 
-use super::indexer::{Indexer, IndexerInput, PickedRows};
+use super::indexer::Indexer;
 use super::modules::Attention;
-use crate::cache::{CompressedStep, LayerCache, PrefillStep, Step};
+use super::shared::Source;
+use crate::cache::{CompressedStep, LayerCache, PickedRows, PrefillStep, Step};
 use crate::linear::PackedLinear;
 use crate::norm::normalize;
 use crate::trace::Trace;
 
-/// Projections that compressors pool into rows.
+/// Projections of a layer with compressed rows, where it has a part of them.
 struct Compressions {
-    /// Of the rows that are attended to: f32 `[batch, positions, 2 · series · head_dim]`.
-    own: Tensor<3>,
-    /// Of the indexer's rows, and the weights of its heads: f32 `[batch, positions, heads]`.
-    indexer: Option<(Tensor<3>, Tensor<3>)>,
+    /// What rows that are attended to are pooled of: f32 `[batch, positions, columns]`.
+    own: Option<Tensor<3>>,
+    /// What the indexer's rows are pooled of.
+    indexer: Option<Tensor<3>>,
+    /// The weights of the indexer's heads: f32 `[batch, positions, heads]`.
+    head_weights: Option<Tensor<3>>,
 }
 
 impl Attention {
@@ -32,8 +36,9 @@ impl Attention {
     ///
     /// # Panics
     ///
-    /// If `cache` was made for another kind of attention, or `step` does not belong to the cache
-    /// that `cache` is a layer of.
+    /// If `cache` was made for another kind of attention, `step` does not belong to the cache that
+    /// `cache` is a layer of, or, where layers share rows, the one that makes them or picks among
+    /// them has not been called with this step.
     pub fn forward(&self, x: Tensor<3>, step: &Step, cache: &mut LayerCache) -> Tensor<3> {
         self.forward_traced(x, step, cache, &Trace::off())
     }
@@ -55,23 +60,20 @@ impl Attention {
             None => self.forward_decode(low_rank, rows, compressions, step, cache, trace),
             Some(prefill) => {
                 let low_rank = self.query_norm.forward(low_rank);
-                let prefill_of_kind = prefill.compressed(cache.kind);
-                let (queries, index_queries) =
-                    self.project_queries(low_rank, cache, prefill_of_kind);
+                trace.record("low_rank", &low_rank);
                 let window = self.window_rows(rows, prefill, step, cache);
-                let head_weights =
-                    compressions.and_then(|all| self.compress_prefill(all, step, cache));
-                let picks = self.pick(
-                    head_weights,
-                    index_queries,
-                    step,
-                    prefill_of_kind,
-                    cache,
-                    trace,
-                );
-                self.attend_prefill(queries, window, picks, prefill, step, cache, trace)
+                trace.record("rows", &window);
+                let head_weights = self.compress_prefill(compressions, step, cache, trace);
+                let shared = self.shared_caches(step);
+                let source = Source::new(cache, shared.as_ref());
+                let of_kind = prefill.compressed(cache.kind);
+                let (queries, index_queries) = self.project_queries(low_rank, source, of_kind);
+                let index = head_weights.zip(index_queries);
+                let picks = self.pick(index, step, of_kind, source, trace);
+                self.attend_prefill(queries, window, picks, (prefill, step), source, trace)
             }
         };
+        trace.record("attended", &attended);
         let output = self.project_output(attended);
         trace.record("output", &output);
         output
@@ -82,11 +84,11 @@ impl Attention {
     fn project_queries(
         &self,
         low_rank: Tensor<3>,
-        cache: &LayerCache,
+        source: Source<'_>,
         prefill: Option<&CompressedStep>,
     ) -> (Tensor<4>, Option<Tensor<4>>) {
         let [batch, count, _] = low_rank.dims();
-        let indexer = self.indexer.as_ref().zip(cache.indexer.as_ref());
+        let indexer = self.indexer.as_ref().zip(source.keys);
         let indexer = indexer.filter(|(indexer, cache)| indexer.chooses(cache, prefill));
         let (queries, index_queries) = match indexer {
             None => (self.query_b.forward(low_rank), None),
@@ -101,15 +103,6 @@ impl Attention {
         (queries.reshape(shape), index_queries)
     }
 
-    /// How key/value rows are rounded before they are stored.
-    fn rounding(&self) -> RowRounding {
-        if self.quantized_cache {
-            RowRounding::Content
-        } else {
-            RowRounding::None
-        }
-    }
-
     fn scale(&self) -> f64 {
         (self.head_dim as f64).powf(-0.5)
     }
@@ -121,19 +114,18 @@ impl Attention {
         positions: Positions,
         picks: Option<PickedRows>,
         step: &Step,
-        cache: &LayerCache,
+        (cache, source): (&LayerCache, Source<'_>),
         trace: &Trace,
     ) -> Tensor<4> {
-        let compressed = cache.compressed.as_ref();
+        let compressed = source.rows;
         let rows = compressed.map(|cache| cache.first(cache.slots(), step.pages()));
         // A decode step has no mask: all rows are visible, or some are picked.
         let picks = picks.and_then(PickedRows::ids);
         let ratio = cache.kind.ratio().unwrap_or(1);
         trace.record_with("rows", || step.window_rows(&cache.window).0);
         trace.record_with("probabilities", || {
-            let queries = step
-                .rotation(cache.kind)
-                .apply(normalize(queries.clone(), self.norm_epsilon));
+            let queries = self.prepared(queries.clone(), step);
+            trace.record("queries", &queries);
             let (window, bias) = step.window_rows(&cache.window);
             let window = WindowKeys {
                 rows: window,
@@ -156,7 +148,16 @@ impl Attention {
             causal: step.causal,
         };
         let compressed = rows.map(|rows| (rows, picks));
-        self.attend_cached(queries, positions, window, compressed, cache)
+        self.attend_cached(queries, positions, window, compressed)
+    }
+
+    /// Queries as they are multiplied by rows.
+    fn prepared(&self, queries: Tensor<4>, step: &Step) -> Tensor<4> {
+        let queries = match self.query_norm_heads {
+            true => normalize(queries, self.norm_epsilon),
+            false => queries,
+        };
+        step.rotation(self.kind()).apply(queries)
     }
 
     /// Attention over a window and compressed rows, or picks among them.
@@ -166,22 +167,21 @@ impl Attention {
         positions: Positions,
         window: CachedWindow,
         compressed: Option<(PagedRows, Option<Tensor<3, Int>>)>,
-        cache: &LayerCache,
     ) -> Tensor<4> {
         let queries = CachedQueries {
             x: queries,
-            epsilon: self.norm_epsilon,
+            epsilon: self.query_norm_heads.then_some(self.norm_epsilon),
             sinks: self.sinks.val(),
             scale: self.scale(),
         };
         let compressed = compressed.map(|(rows, picks)| CachedRows {
             rows,
-            ratio: cache.kind.ratio().unwrap_or(1),
-            picking: self.indexer.is_some(),
+            ratio: self.kind().ratio().unwrap_or(1),
+            picking: self.indexer.is_some() || self.shared.is_some(),
             picks,
         });
-        ops::cached_attention(queries, positions, window, compressed)
-            .expect("a step that belongs to the cache")
+        let attended = ops::cached_attention(queries, positions, window, compressed);
+        attended.expect("a step that belongs to the cache")
     }
 
     /// Stores the rows of the new positions of `step`, and attends from none.
@@ -202,7 +202,7 @@ impl Attention {
             x,
             norm: self.key_value_norm.weight.val(),
             epsilon: self.key_value_norm.epsilon,
-            rounding: self.rounding(),
+            rounding: self.rounding,
         }
     }
 
@@ -225,10 +225,10 @@ impl Attention {
         let rotation = step.rotation(cache.kind);
         let rows = self.key_value_norm.forward(rows).unsqueeze_dim::<4>(2);
         let rows = rotation.apply(rows).squeeze_dim::<3>(2);
-        let rows = if self.quantized_cache {
-            quantize_content(rows, self.rotated)
-        } else {
-            rows
+        let rows = match self.rounding {
+            RowRounding::Content => quantize_content(rows, self.rotated),
+            RowRounding::Whole => quantize_whole(rows),
+            _ => rows,
         };
         cache
             .window
@@ -242,15 +242,13 @@ impl Attention {
         queries: Tensor<4>,
         window: Tensor<3>,
         picks: Option<PickedRows>,
-        prefill: &PrefillStep,
-        step: &Step,
-        cache: &LayerCache,
+        (prefill, step): (&PrefillStep, &Step),
+        source: Source<'_>,
         trace: &Trace,
     ) -> Tensor<4> {
-        let rotation = step.rotation(cache.kind);
-        let prepared = |queries| rotation.apply(normalize(queries, self.norm_epsilon));
-        let of_kind = prefill.compressed(cache.kind);
-        let compressed = cache.compressed.as_ref().zip(of_kind).zip(picks);
+        let rotation = step.rotation(self.kind());
+        let of_kind = prefill.compressed(self.kind());
+        let compressed = source.rows.zip(of_kind).zip(picks);
         let keys = || {
             let window = WindowKeys {
                 rows: window.clone(),
@@ -272,13 +270,14 @@ impl Attention {
         let (sinks, scale) = (self.sinks.val(), self.scale());
         trace.record_with("probabilities", || {
             let (window, compressed) = keys();
-            let queries = prepared(queries.clone());
+            let queries = self.prepared(queries.clone(), step);
+            trace.record("queries", &queries);
             ops::sink_probabilities(queries, window, compressed, sinks.clone(), scale)
                 .expect("what the attention itself takes")
         });
         if is_host(&queries.device()) {
             let (window, compressed) = keys();
-            let queries = prepared(queries);
+            let queries = self.prepared(queries, step);
             let attended = ops::sink_attention(queries, window, compressed, sinks, scale)
                 .expect("a step that belongs to the cache");
             return rotation.apply_inverse(attended);
@@ -292,30 +291,32 @@ impl Attention {
         let compressed = compressed.map(|((cached, of_kind), picks)| {
             (cached.first(of_kind.rows, step.pages()), picks.ids())
         });
-        self.attend_cached(queries, rotation.positions(), window, compressed, cache)
+        self.attend_cached(queries, rotation.positions(), window, compressed)
     }
 
-    /// Low-rank queries, key/value rows, and projections that compressors pool into rows; `None`
-    /// without a compressor.
-    fn project_input(&self, x: Tensor<3>) -> ([Tensor<3>; 2], Option<Compressions>) {
+    /// Low-rank queries, key/value rows, and projections for compressed rows.
+    fn project_input(&self, x: Tensor<3>) -> ([Tensor<3>; 2], Compressions) {
+        let own = self.compressor.as_ref();
+        let of_indexer = self.indexer.as_ref();
+        let of_indexer_rows = of_indexer.and_then(|indexer| indexer.compressor.as_ref());
+        let weights = [
+            own.map(|compressor| compressor.projection.val()),
+            of_indexer_rows.map(|compressor| compressor.projection.val()),
+            of_indexer.map(|indexer| indexer.head_weights.val()),
+        ];
+        let are_there = weights.each_ref().map(Option::is_some);
+        let weights = weights.into_iter().flatten().collect();
         let maps = [&self.query_a, &self.key_value];
-        let Some(compressor) = &self.compressor else {
-            return (PackedLinear::forward_both(x, maps), None);
-        };
-        let own = compressor.projection.val();
-        let Some(indexer) = &self.indexer else {
-            let (products, [own]) = PackedLinear::forward_both_and_project(x, maps, [own]);
-            return (products, Some(Compressions { own, indexer: None }));
-        };
-        let of_indexer = indexer.compressor.projection.val();
-        let weights = [own, of_indexer, indexer.head_weights.val()];
         let (products, projections) = PackedLinear::forward_both_and_project(x, maps, weights);
-        let [own, of_indexer, head_weights] = projections;
+        let mut projections = projections.into_iter();
+        let [own, indexer, head_weights] =
+            are_there.map(|is_there| is_there.then(|| projections.next()).flatten());
         let compressions = Compressions {
             own,
-            indexer: Some((of_indexer, head_weights)),
+            indexer,
+            head_weights,
         };
-        (products, Some(compressions))
+        (products, compressions)
     }
 
     /// A decode step between the first projections and the last.
@@ -323,17 +324,26 @@ impl Attention {
         &self,
         low_rank: Tensor<3>,
         rows: Tensor<3>,
-        compressions: Option<Compressions>,
+        compressions: Compressions,
         step: &Step,
         cache: &mut LayerCache,
         trace: &Trace,
     ) -> Tensor<4> {
         let positions = step.rotation(cache.kind).positions();
-        let (own, of_indexer) =
-            compressions.map_or((None, None), |all| (Some(all.own), all.indexer));
-        let (index_projections, head_weights) = of_indexer.unzip();
+        let Compressions {
+            own,
+            indexer: of_indexer,
+            head_weights,
+        } = compressions;
+        // Rows that are shared are stored apart, since more is made of them.
+        let (own, shared) = match self.shared {
+            None => (own, None),
+            Some(_) => (None, own),
+        };
         let compressed = self.compressor.as_ref().zip(cache.compressed.as_mut());
-        let indexed = self.indexer.as_ref().zip(cache.indexer.as_mut());
+        let indexer = self.indexer.as_ref();
+        let indexed = indexer.and_then(|indexer| indexer.compressor.as_ref());
+        let indexed = indexed.zip(cache.indexer.as_mut());
         let step_rows = StepRows {
             queries: LowRankQueries {
                 x: low_rank,
@@ -345,13 +355,12 @@ impl Attention {
             compressed: compressed
                 .zip(own)
                 .map(|((compressor, cache), projections)| {
-                    compressor.step(projections, cache, self.rounding())
+                    compressor.step(projections, cache, self.rounding)
                 }),
             indexed: indexed
-                .zip(index_projections)
-                .map(|((indexer, cache), projections)| {
-                    let rounding = Indexer::rounding(self.quantized_cache);
-                    indexer.compressor.step(projections, cache, rounding)
+                .zip(of_indexer)
+                .map(|((compressor, cache), projections)| {
+                    compressor.step(projections, cache, Indexer::rounding(self.rounding))
                 }),
             pages: step.pages().cloned(),
         };
@@ -366,9 +375,14 @@ impl Attention {
                 cache.put(state);
             }
         }
-        let (queries, index_queries) = self.project_queries(stored.queries, cache, None);
-        let picks = self.pick(head_weights, index_queries, step, None, cache, trace);
-        self.attend_decode(queries, positions, picks, step, cache, trace)
+        self.compress_shared(shared, step, cache, trace);
+        let shared = self.shared_caches(step);
+        let source = Source::new(cache, shared.as_ref());
+        trace.record("low_rank", &stored.queries);
+        let (queries, index_queries) = self.project_queries(stored.queries, source, None);
+        let index = head_weights.zip(index_queries);
+        let picks = self.pick(index, step, None, source, trace);
+        self.attend_decode(queries, positions, picks, step, (cache, source), trace)
     }
 
     /// Stores what a prefill step adds to the compressed rows, and returns the weights of the
@@ -378,50 +392,26 @@ impl Attention {
         compressions: Compressions,
         step: &Step,
         cache: &mut LayerCache,
+        trace: &Trace,
     ) -> Option<Tensor<3>> {
+        let Compressions {
+            own,
+            indexer,
+            head_weights,
+        } = compressions;
+        if self.shared.is_some() {
+            self.compress_shared(own, step, cache, trace);
+            return head_weights;
+        }
         let positions = step.rotation(cache.kind).positions();
         let (compressor, compressed) = self.compressor.as_ref().zip(cache.compressed.as_mut())?;
-        let own = compressions.own;
         let pages = step.pages();
-        compressor.append(own, positions.clone(), compressed, pages, self.rounding());
-        let (projections, head_weights) = compressions.indexer?;
-        let (indexer, indexed) = self.indexer.as_ref().zip(cache.indexer.as_mut())?;
-        let rounding = Indexer::rounding(self.quantized_cache);
-        let compressor = &indexer.compressor;
-        compressor.append(projections, positions, indexed, pages, rounding);
-        Some(head_weights)
-    }
-
-    /// PickedRows among the compressed rows, after those of the step are stored. `None` without
-    /// compressed rows.
-    fn pick(
-        &self,
-        head_weights: Option<Tensor<3>>,
-        queries: Option<Tensor<4>>,
-        step: &Step,
-        prefill: Option<&CompressedStep>,
-        cache: &LayerCache,
-        trace: &Trace,
-    ) -> Option<PickedRows> {
-        let compressed = cache.compressed.as_ref()?;
-        trace.record_with("compressed", || {
-            compressed.in_order(compressed.slots(), step.pages())
-        });
-        let indexer = self.indexer.as_ref().zip(cache.indexer.as_ref());
-        Some(match indexer.zip(head_weights) {
-            None => PickedRows::All,
-            Some(((indexer, cache), head_weights)) => {
-                let input = IndexerInput {
-                    head_weights,
-                    queries,
-                    rotation: step.rotation(self.kind()),
-                    pages: step.pages(),
-                    prefill: prefill.map(|prefill| (prefill, step)),
-                    quantized: self.quantized_cache,
-                };
-                indexer.pick(input, cache, &trace.scope("indexer"))
-            }
-        })
+        compressor.append(own?, positions.clone(), compressed, pages, self.rounding);
+        let of_indexer = self.indexer.as_ref()?.compressor.as_ref();
+        let (compressor, indexed) = of_indexer.zip(cache.indexer.as_mut())?;
+        let rounding = Indexer::rounding(self.rounding);
+        compressor.append(indexer?, positions, indexed, pages, rounding);
+        head_weights
     }
 
     /// The grouped low-rank output projection of `[batch, positions, heads, head_dim]`.
@@ -437,7 +427,12 @@ impl Attention {
     }
 }
 
-/// Rounds key/value rows as the released model's FP8 cache does; rotated channels stay as they are.
+/// Rounds key/value rows as V4.1's FP8 cache does.
+fn quantize_whole(rows: Tensor<3>) -> Tensor<3> {
+    quant::fp8_roundtrip(rows, WHOLE_BLOCK).expect("float channels in non-empty blocks")
+}
+
+/// Rounds key/value rows as V4's FP8 cache does; rotated channels stay as they are.
 fn quantize_content(rows: Tensor<3>, rotated: usize) -> Tensor<3> {
     let [batch, count, width] = rows.dims();
     if rotated == width {

@@ -1,16 +1,17 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_ds4_ops::attention::{PagedRows, RowRounding, VisibleBlocks, index_scores};
 use burn_ds4_ops::device::is_host;
 use burn_ds4_ops::topk::{self, Windows};
 
-use super::compressor::{Compressor, CompressorConfig, quantize_index};
-use crate::cache::{CompressedCache, CompressedStep, Step, mask};
+use super::candidates::Candidates;
+use super::compressor::{Compressor, CompressorConfig, quantize_index, quantize_query};
+use crate::cache::{CompressedCache, CompressedStep, PickedRows, Step, mask};
 use crate::linear::{PackedLinear, PackedLinearConfig};
 use crate::rope::Rotation;
 use crate::trace::Trace;
-use crate::weights::{self, WeightSource};
+use crate::weights::{self, WeightSource, all_or_nothing};
 
 /// Why what an indexer computes fits the operators that it calls.
 const FITTING: &str = "queries and keys of a cache that was made for the model";
@@ -32,6 +33,10 @@ pub struct IndexerConfig {
     pub ratio: usize,
     /// Rows to pick per query.
     pub top_k: usize,
+    /// Its part in two-level picking, if the rows are shared. It has no rows of its own then, but
+    /// picks by the keys of these.
+    #[config(default = "None")]
+    pub shared: Option<Candidates>,
     /// Epsilon of the row's norm.
     #[config(default = 1e-6)]
     pub norm_epsilon: f64,
@@ -59,16 +64,20 @@ impl IndexerConfig {
         let query = PackedLinearConfig::new(self.q_lora_rank, heads * width)
             .build(source, &format!("{prefix}wq_b"));
         let head_weights = source.stored(&[format!("{prefix}weights_proj.weight")], [heads, d]);
-        let compressor = CompressorConfig::new(d, width, self.rotated, self.ratio, true)
-            .with_norm_epsilon(self.norm_epsilon)
-            .build(source, &format!("{prefix}compressor."));
+        let compressor = self.shared.is_none().then(|| {
+            CompressorConfig::new(d, width, self.rotated, self.ratio, true)
+                .with_norm_epsilon(self.norm_epsilon)
+                .build(source, prefix)
+        });
         Some(Indexer {
             query: query?,
             head_weights: head_weights?,
-            compressor: compressor?,
+            compressor: all_or_nothing(compressor)?,
             heads,
             width,
             top_k: self.top_k,
+            ratio: self.ratio,
+            shared: self.shared,
         })
     }
 }
@@ -81,50 +90,33 @@ pub struct Indexer {
     pub query: PackedLinear,
     /// Projection to the heads' weights: `[heads, d_model]`.
     pub head_weights: Param<Tensor<2>>,
-    /// Compressor of the indexer's own rows.
-    pub compressor: Compressor,
+    /// Compressor of the indexer's own rows. None where it picks by keys of shared rows.
+    pub compressor: Option<Compressor>,
     /// Number of heads.
     pub heads: usize,
     /// Width of a head.
     pub width: usize,
     /// Rows to pick per query.
     pub top_k: usize,
+    /// Tokens per row.
+    pub ratio: usize,
+    /// Its part in two-level picking, if the rows are shared.
+    #[module(skip)]
+    pub shared: Option<Candidates>,
 }
 
 /// Inputs of the indexer.
 pub(super) struct IndexerInput<'a> {
     /// The heads' weights: f32 `[batch, positions, heads]`.
     pub(super) head_weights: Tensor<3>,
-    /// The heads' queries, if it [has to choose](Indexer::chooses):
-    /// `[batch, positions, heads, width]`.
-    pub(super) queries: Option<Tensor<4>>,
+    /// The heads' queries: `[batch, positions, heads, width]`.
+    pub(super) queries: Tensor<4>,
     pub(super) rotation: &'a Rotation,
-    /// As of [`Step::pages`].
-    pub(super) pages: Option<&'a Tensor<2, Int>>,
-    /// A prefill step, and its part for the compressed rows.
-    pub(super) prefill: Option<(&'a CompressedStep, &'a Step)>,
-    pub(super) quantized: bool,
-}
-
-/// The complete compressed rows that a query attends to.
-#[derive(Clone, Debug)]
-pub(super) enum PickedRows {
-    /// All of them.
-    All,
-    /// Those that this mask leaves visible: f32 `[batch, positions, rows]`.
-    Masked(Tensor<3>),
-    /// The rows with these indices: `[batch, positions, picks]`.
-    Some(Tensor<3, Int>),
-}
-
-impl PickedRows {
-    /// The indices of the rows, if they are some.
-    pub(super) fn ids(self) -> Option<Tensor<3, Int>> {
-        match self {
-            Self::Some(picks) => Some(picks),
-            Self::All | Self::Masked(_) => None,
-        }
-    }
+    pub(super) step: &'a Step,
+    /// The part of a prefill step for the compressed rows.
+    pub(super) prefill: Option<&'a CompressedStep>,
+    /// How queries are rounded, as the rows are.
+    pub(super) rounding: RowRounding,
 }
 
 impl Indexer {
@@ -134,12 +126,12 @@ impl Indexer {
         available(cache, step) > self.top_k
     }
 
-    /// How the indexer's rows are rounded before they are stored.
-    pub(super) fn rounding(quantized: bool) -> RowRounding {
-        if quantized {
-            RowRounding::Index
-        } else {
-            RowRounding::None
+    /// How the indexer's rows are rounded, given that of key/value rows.
+    pub(super) fn rounding(of_rows: RowRounding) -> RowRounding {
+        match of_rows {
+            RowRounding::Content => RowRounding::Index,
+            RowRounding::Whole => RowRounding::Key,
+            other => other,
         }
     }
 
@@ -155,17 +147,14 @@ impl Indexer {
             head_weights,
             queries,
             rotation,
-            pages,
+            step,
             prefill: masked,
-            quantized,
+            rounding,
         } = input;
-        let Some(queries) = queries else {
-            // Every visible row is picked.
-            return PickedRows::All;
-        };
+        let pages = step.pages();
         let [batch, count, _, _] = queries.dims();
-        let available = available(cache, masked.map(|(of_kind, _)| of_kind));
-        let ratio = self.compressor.ratio;
+        let available = available(cache, masked);
+        let ratio = self.ratio;
 
         // On the host, a prefill step masks scores. Elsewhere, each position says what is visible.
         let masked = masked.filter(|_| is_host(&queries.device()));
@@ -177,7 +166,8 @@ impl Indexer {
             start: rotation.start.clone(),
             ratio,
         });
-        let scores = self.scores(head_weights, queries, rotation, quantized, keys, visible);
+        let queries = (queries, rotation, rounding);
+        let scores = self.scores(head_weights, queries, keys, visible, trace);
         trace.record("scores", &scores);
         let (scores, windows) = match masked {
             None => {
@@ -188,7 +178,11 @@ impl Indexer {
                 };
                 (scores, windows)
             }
-            Some((of_kind, step)) => (scores + of_kind.bias(step), Windows::All),
+            Some(of_kind) => (scores + of_kind.bias(step), Windows::All),
+        };
+        let scores = match self.shared {
+            Some(candidates) => candidates.apply(scores, ratio, step, trace),
+            None => scores,
         };
         // Those of whole pages.
         let [_, _, available] = scores.dims();
@@ -198,6 +192,7 @@ impl Indexer {
         if masked.is_some() && count * self.top_k > available {
             let picked = topk::top_k_mask(scores, self.top_k).expect(FITTING);
             let picked = picked.reshape([batch, count, available]);
+            trace.record_with("picked", || picked.clone().int());
             return PickedRows::Masked(mask(picked.bool_not()));
         }
         let picks = topk::top_k_ids(scores, windows, self.top_k).expect(FITTING);
@@ -209,18 +204,20 @@ impl Indexer {
     fn scores(
         &self,
         head_weights: Tensor<3>,
-        queries: Tensor<4>,
-        rotation: &Rotation,
-        quantized: bool,
+        (queries, rotation, rounding): (Tensor<4>, &Rotation, RowRounding),
         keys: PagedRows,
         visible: Option<VisibleBlocks>,
+        trace: &Trace,
     ) -> Tensor<3> {
-        let (queries, rotation) = if quantized {
-            (quantize_index(rotation.apply(queries)), None)
-        } else {
-            (queries, Some(rotation.positions()))
+        let rounded = |round: fn(Tensor<4>) -> Tensor<4>| round(rotation.apply(queries.clone()));
+        let (queries, rotation) = match rounding {
+            RowRounding::Index => (rounded(quantize_index), None),
+            RowRounding::Key => (rounded(quantize_query), None),
+            _ => (queries, Some(rotation.positions())),
         };
+        trace.record("queries", &queries);
         let scale = (self.width as f64).powf(-0.5) * (self.heads as f64).powf(-0.5);
+        trace.record_with("weights", || head_weights.clone() * scale);
         index_scores(queries, keys, head_weights, scale, visible, rotation).expect(FITTING)
     }
 }

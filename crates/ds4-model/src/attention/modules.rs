@@ -2,10 +2,11 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use burn_ds4_ops::attention::RowRounding;
 
 use super::compressor::Compressor;
 use super::indexer::Indexer;
-use crate::config::AttentionKind;
+use crate::config::{AttentionKind, SharedRows};
 use crate::linear::{PackedLinear, WeightStack};
 use crate::norm::RmsNorm;
 
@@ -35,7 +36,7 @@ pub struct Attention {
     pub sinks: Param<Tensor<1>>,
     /// Compressor of the rows beyond the window.
     pub compressor: Option<Compressor>,
-    /// PickedRows among the compressed rows.
+    /// Picks among the compressed rows.
     pub indexer: Option<Indexer>,
     /// Number of heads.
     pub heads: usize,
@@ -49,13 +50,22 @@ pub struct Attention {
     pub o_lora_rank: usize,
     /// Epsilon of the query heads' norm.
     pub norm_epsilon: f64,
-    /// Whether rows make the round trip through FP8 and FP4.
-    pub quantized_cache: bool,
+    /// Whether query heads are normalised.
+    pub query_norm_heads: bool,
+    /// Whose compressed rows it reads, where layers share them.
+    #[module(skip)]
+    pub shared: Option<SharedRows>,
+    /// How key/value rows are rounded before they are stored. Other rows follow from that.
+    #[module(skip)]
+    pub rounding: RowRounding,
 }
 
 impl Attention {
     /// What is attended besides the window.
     pub fn kind(&self) -> AttentionKind {
+        if let Some(shared) = self.shared {
+            return AttentionKind::Shared(shared);
+        }
         match &self.compressor {
             None => AttentionKind::Window,
             Some(compressor) if compressor.overlap => AttentionKind::CompressedSparse {

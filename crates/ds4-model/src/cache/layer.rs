@@ -39,8 +39,8 @@ impl Rows {
 pub(crate) struct CompressedCache {
     pub(crate) rows: Rows,
     /// Raw projections of the newest positions, values then scores: f32
-    /// `[batch, slots, 2 · series · width]`.
-    pub(crate) raw: Ring,
+    /// `[batch, slots, 2 · series · width]`. `None` where no row depends on earlier calls.
+    pub(crate) raw: Option<Ring>,
 }
 
 impl CompressedCache {
@@ -85,21 +85,39 @@ impl CompressedCache {
 
     /// Takes the tensors for an operation that returns them through [`put`](Self::put).
     pub(crate) fn take(&mut self) -> CompressorState {
-        let rows = match &mut self.rows {
-            Rows::Own(ring) => ring.take(),
-            Rows::Paged(rows, _) => rows.take(),
-        };
-        let raw = self.raw.take();
-        CompressorState { raw, rows }
+        CompressorState {
+            rows: self.take_rows(),
+            raw: self.raw_mut().take(),
+        }
     }
 
     /// Puts back what was taken for an operation.
     pub(crate) fn put(&mut self, state: CompressorState) {
-        self.raw.put(state.raw);
+        self.raw_mut().put(state.raw);
+        self.put_rows(state.rows);
+    }
+
+    /// Takes the rows alone.
+    pub(crate) fn take_rows(&mut self) -> Tensor<3> {
         match &mut self.rows {
-            Rows::Own(ring) => ring.put(state.rows),
-            Rows::Paged(rows, _) => rows.put(state.rows),
+            Rows::Own(ring) => ring.take(),
+            Rows::Paged(rows, _) => rows.take(),
         }
+    }
+
+    /// Puts back the rows alone.
+    pub(crate) fn put_rows(&mut self, all: Tensor<3>) {
+        match &mut self.rows {
+            Rows::Own(ring) => ring.put(all),
+            Rows::Paged(rows, _) => rows.put(all),
+        }
+    }
+
+    /// The raw projections of a compressor that pools several positions.
+    pub(crate) fn raw_mut(&mut self) -> &mut Ring {
+        self.raw
+            .as_mut()
+            .expect("a compressor of several positions")
     }
 }
 
@@ -127,7 +145,7 @@ impl LayerCache {
     pub(super) fn rings(&self) -> impl Iterator<Item = &Ring> {
         let compressed = self.compressors().flat_map(|cache| {
             let rows = cache.rows.own();
-            rows.into_iter().chain([&cache.raw])
+            rows.into_iter().chain(&cache.raw)
         });
         std::iter::once(&self.window).chain(compressed)
     }
@@ -137,21 +155,21 @@ impl LayerCache {
         let compressed = compressed.into_iter().flatten();
         let compressed = compressed.flat_map(|cache| {
             let rows = cache.rows.own_mut();
-            rows.into_iter().chain([&mut cache.raw])
+            rows.into_iter().chain(&mut cache.raw)
         });
         std::iter::once(&mut self.window).chain(compressed)
     }
 
     /// The rings that wrap around. Compressed rows stay in place.
     pub(super) fn wrapping(&self) -> impl Iterator<Item = &Ring> {
-        let raw = self.compressors().map(|cache| &cache.raw);
+        let raw = self.compressors().flat_map(|cache| &cache.raw);
         std::iter::once(&self.window).chain(raw)
     }
 
     pub(super) fn wrapping_mut(&mut self) -> impl Iterator<Item = &mut Ring> {
         let compressed = [&mut self.compressed, &mut self.indexer];
         let compressed = compressed.into_iter().flatten();
-        std::iter::once(&mut self.window).chain(compressed.map(|cache| &mut cache.raw))
+        std::iter::once(&mut self.window).chain(compressed.flat_map(|cache| &mut cache.raw))
     }
 
     /// The compressed rows that are not in pages.

@@ -194,7 +194,10 @@ impl CacheLayout {
             indexer,
         } = LayerRings::new(kind, self, config, capacity);
         let compressors = [compressed, indexer].into_iter().flatten();
-        let compressors = compressors.flat_map(|rings| rings.into_iter().skip(is_paged.into()));
+        let compressors = compressors.flat_map(|sizes| {
+            let rows = (!is_paged).then_some(sizes.rows);
+            rows.into_iter().chain(sizes.raw)
+        });
         let rings = compressors.chain([window]);
         let bytes = rings.fold(0, |sum: usize, ring| sum.saturating_add(ring.bytes()));
         bytes.saturating_mul(config.batch)
@@ -297,12 +300,18 @@ fn bytes_of<const D: usize>(shape: [usize; D], dtype: DType) -> usize {
     sizes.fold(dtype.size(), usize::saturating_mul)
 }
 
+/// Sizes of a compressor's rows, and of its raw projections if it pools several positions.
+#[derive(Clone, Copy)]
+pub(super) struct CompressorRings {
+    pub(super) rows: RingSizes,
+    pub(super) raw: Option<RingSizes>,
+}
+
 /// Sizes of a layer's rings at some capacity.
 pub(super) struct LayerRings {
     pub(super) window: RingSizes,
-    /// Rows and raw projections.
-    pub(super) compressed: Option<[RingSizes; 2]>,
-    pub(super) indexer: Option<[RingSizes; 2]>,
+    pub(super) compressed: Option<CompressorRings>,
+    pub(super) indexer: Option<CompressorRings>,
 }
 
 impl LayerRings {
@@ -319,7 +328,8 @@ impl LayerRings {
             Rollback::Unlimited => capacity.max(history),
         };
         let compressor = |series: usize, width: usize| {
-            kind.ratio().map(|ratio| {
+            let ratio = kind.ratio().filter(|_| kind.compresses());
+            ratio.map(|ratio| {
                 let rows = RingSizes {
                     slots: capacity.div_ceil(ratio),
                     width,
@@ -330,8 +340,17 @@ impl LayerRings {
                     width: width.saturating_mul(2 * series),
                     dtype: FloatDType::F32,
                 };
-                [rows, raw]
+                // A shared row of one position is not pooled.
+                let pools = ratio > 1 || !matches!(kind, AttentionKind::Shared(_));
+                let raw = (series > 0 && pools).then_some(raw);
+                CompressorRings { rows, raw }
             })
+        };
+        // An indexer's keys that are made of the other rows have no projections of their own.
+        let (indexed, index_series) = match kind {
+            AttentionKind::CompressedSparse { .. } => (true, 2),
+            AttentionKind::Shared(_) => (true, 0),
+            AttentionKind::Window | AttentionKind::HeavilyCompressed { .. } => (false, 0),
         };
         let overlap = matches!(kind, AttentionKind::CompressedSparse { .. });
         let history = window_history(layout.window_at(capacity));
@@ -342,7 +361,7 @@ impl LayerRings {
                 dtype: config.dtype,
             },
             compressed: compressor(1 + usize::from(overlap), layout.head_dim),
-            indexer: compressor(2, layout.index_head_dim).filter(|_| overlap),
+            indexer: compressor(index_series, layout.index_head_dim).filter(|_| indexed),
         }
     }
 }
@@ -356,7 +375,7 @@ pub(super) fn window_history(window: usize) -> usize {
 
 /// Raw projections before a step's first position that its first block pools.
 pub(super) fn raw_history(ratio: usize, series: usize) -> usize {
-    (series.saturating_mul(ratio) - 1).max(1)
+    series.saturating_mul(ratio).saturating_sub(1).max(1)
 }
 
 /// The shortest history that any ring of the layout is read over.
@@ -368,8 +387,43 @@ pub(super) fn shortest_history(layout: &CacheLayout, capacity: usize) -> usize {
             AttentionKind::Window => None,
             AttentionKind::CompressedSparse { ratio } => Some(raw_history(*ratio, 2)),
             AttentionKind::HeavilyCompressed { ratio } => Some(raw_history(*ratio, 1)),
+            AttentionKind::Shared(shared) => {
+                let pools = shared.makes_rows() && shared.ratio > 1;
+                pools.then(|| raw_history(shared.ratio, 1))
+            }
         })
         .chain([window_history(layout.window_at(capacity))])
         .min()
         .unwrap_or(0)
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::tensor::{Device, Int, Tensor};
+
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+    use crate::repository::path;
+
+    #[test]
+    fn rows_of_one_position_are_pooled_where_layers_do_not_share_them() {
+        let checkpoint = Checkpoint::open(&path("assets/ds4-tiny")).unwrap();
+        let config = ModelConfig {
+            layers: vec![
+                AttentionKind::HeavilyCompressed { ratio: 1 },
+                AttentionKind::CompressedSparse { ratio: 1 },
+            ],
+            num_mtp_layers: 0,
+            num_hash_layers: 0,
+            ..checkpoint.config().clone()
+        };
+        let device = Device::flex();
+        let model = config.init(&device);
+        let mut cache = model.new_cache(CacheConfig::default()).unwrap();
+        for count in [20, 1] {
+            let ids = Tensor::<2, Int>::ones([1, count], &device);
+            let logits = model.forward(ids, &mut cache).unwrap();
+            assert!(logits.is_finite().all().into_scalar::<bool>());
+        }
+    }
 }

@@ -5,6 +5,9 @@
 //! pooled. One forward call is a [`Step`]: [`Cache::begin`] computes the indices and masks that all
 //! layers share, [`Cache::commit`] makes the new positions count.
 //!
+//! Rows that several layers share are in the cache of the layer that makes them, which hands them
+//! on to the others with the step.
+//!
 //! Every row's slot is a function of its position alone, so rolling back only forgets positions.
 //! The positions are in a tensor: within one capacity, neither the shapes nor the host's branches
 //! of a step depend on them. That tensor and the rows are written in place, so that each replay of
@@ -12,6 +15,7 @@
 
 mod bytes;
 mod error;
+mod handed;
 mod layer;
 mod layout;
 mod mark;
@@ -27,6 +31,7 @@ mod step;
 mod window_tests;
 
 pub use error::CacheError;
+pub(crate) use handed::{PickedRows, SharedCaches};
 pub(crate) use layer::CompressedCache;
 pub use layer::LayerCache;
 pub use layout::{CacheConfig, CacheLayout, Rollback};

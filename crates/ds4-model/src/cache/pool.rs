@@ -107,7 +107,7 @@ impl PagePool {
             for kind in kinds {
                 let sizes = LayerRings::new(*kind, layout, &options, positions);
                 let compressors = [sizes.compressed, sizes.indexer].into_iter().flatten();
-                for [sizes, _] in compressors {
+                for sizes in compressors.map(|sizes| sizes.rows) {
                     rows.push(PoolRows::new(sizes, &run.device));
                     match bytes.iter_mut().find(|(device, _)| *device == run.device) {
                         Some((_, sum)) => *sum = sum.saturating_add(sizes.bytes()),

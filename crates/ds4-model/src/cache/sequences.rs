@@ -76,6 +76,7 @@ impl Cache {
                 set(start, sequence, newest)
             });
         }
+        self.engram_ids[sequence].clone_from(&source.engram_ids[from]);
         self.lengths[sequence] = length;
         self.high_water[sequence] = source.high_water[from];
         self.set_vacant(sequence, false);
@@ -137,6 +138,7 @@ impl Cache {
             let new = part.uploaded(lengths);
             part.change(|start, _| start.slice_assign(to..to + count, new));
         }
+        self.engram_ids[to..to + count].clone_from_slice(&source.engram_ids[from..from + count]);
         self.lengths[to..to + count].copy_from_slice(lengths);
         // What the source has overwritten is lost here, too: a larger rollback brings nothing back.
         let rollback = |cache: &Self, unlimited| match cache.config.rollback {
@@ -238,6 +240,11 @@ impl Cache {
             own.map(|from| from.map_or(0, |from| numbers[from]))
                 .collect()
         };
+        let ids = |from: &Option<usize>| from.map(|from| self.engram_ids[from].clone());
+        cache.engram_ids = sequences
+            .iter()
+            .map(|from| ids(from).unwrap_or_default())
+            .collect();
         (cache.lengths, cache.high_water) = (of(&self.lengths), of(&self.high_water));
         let vacant = sequences.iter();
         let vacant = vacant.map(|from| from.is_none_or(|from| self.vacant[from]));

@@ -8,7 +8,7 @@ use burn_ds4_ops::device::check_tensors;
 
 use super::error::CacheError;
 use super::layer::{CompressedCache, LayerCache, Rows};
-use super::layout::{CacheConfig, CacheLayout, LayerRings, RingSizes};
+use super::layout::{CacheConfig, CacheLayout, CompressorRings, LayerRings, RingSizes};
 use super::part::Part;
 use super::pool::{Page, PagePool, PoolRows};
 use super::ring::Ring;
@@ -72,6 +72,8 @@ pub struct Cache {
     /// Where compressed rows are, if they are in pages, and the pages of each sequence.
     pub(super) pool: Option<PagePool>,
     pub(super) pages: Vec<Vec<Arc<Page>>>,
+    /// Compressed ids of the positions of each sequence, where engrams need them.
+    pub(super) engram_ids: Vec<Vec<u32>>,
 }
 
 impl Cache {
@@ -134,6 +136,7 @@ impl Cache {
             open_step: None,
             pool: pool.cloned(),
             pages: vec![Vec::new(); pool.map_or(0, |_| config.batch)],
+            engram_ids: vec![Vec::new(); config.batch],
             layout,
             config,
         };
@@ -192,7 +195,7 @@ impl Cache {
             } = sizes;
             Ring::new(self.config.batch, slots, width, dtype, device)
         };
-        let mut compressor = |[rows, raw]: [RingSizes; 2]| CompressedCache {
+        let mut compressor = |CompressorRings { rows, raw }| CompressedCache {
             rows: match pool {
                 None => Rows::Own(ring(rows)),
                 Some(pool) => {
@@ -200,7 +203,7 @@ impl Cache {
                     Rows::Paged(rows.clone(), 0)
                 }
             },
-            raw: ring(raw),
+            raw: raw.map(ring),
         };
         LayerCache {
             kind,
@@ -208,6 +211,20 @@ impl Cache {
             compressed: sizes.compressed.map(&mut compressor),
             indexer: sizes.indexer.map(&mut compressor),
         }
+    }
+
+    /// Puts compressed ids of new positions behind those of a sequence that is so long, and returns
+    /// all of them.
+    pub(crate) fn add_engram_ids(
+        &mut self,
+        (sequence, length): (usize, usize),
+        new: impl IntoIterator<Item = u32>,
+    ) -> &[u32] {
+        let ids = &mut self.engram_ids[sequence];
+        // Those of positions that were removed go, and random ones have none.
+        ids.resize(length, 0);
+        ids.extend(new);
+        ids
     }
 
     /// Number of sequences.
@@ -357,11 +374,13 @@ impl Cache {
                 (&mut layer.indexer, sizes.indexer),
             ];
             for (cache, sizes) in compressors {
-                if let (Some(cache), Some([rows, raw])) = (cache, sizes) {
+                if let (Some(cache), Some(CompressorRings { rows, raw })) = (cache, sizes) {
                     if let Some(ring) = cache.rows.own_mut() {
                         ring.grow(rows.slots);
                     }
-                    cache.raw.grow(raw.slots);
+                    if let (Some(ring), Some(raw)) = (&mut cache.raw, raw) {
+                        ring.grow(raw.slots);
+                    }
                 }
             }
         }

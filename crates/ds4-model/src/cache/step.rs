@@ -1,11 +1,12 @@
 //! What the layers of a device need for new positions.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn::tensor::{Bool, FloatDType, Int, Tensor};
 use burn_ds4_ops::attention::{DECODE_TOKENS, MASKED};
 
+use super::handed::StepState;
 use super::layer::LayerCache;
 use super::layout::window_history;
 use super::part::Part;
@@ -77,13 +78,15 @@ pub struct Step {
     compressed_rotation: Option<Rotation>,
     /// The pages of the sequences, where compressed rows are in some: `[batch, reach]`.
     pages: Option<Tensor<2, Int>>,
+    handed: Mutex<StepState>,
 }
 
 /// Indices and masks of a prefill step.
 #[derive(Debug)]
 pub(crate) struct PrefillStep {
     pub(crate) window: WindowStep,
-    compressed: Vec<(AttentionKind, CompressedStep)>,
+    /// One for each ratio.
+    compressed: Vec<CompressedStep>,
 }
 
 /// Where a step reads and writes window rows.
@@ -156,7 +159,19 @@ impl Step {
             start,
             vacant: part.vacant(open.count),
             pages: part.pages.clone(),
+            handed: Mutex::default(),
         }
+    }
+
+    /// What earlier layers have handed on.
+    pub(crate) fn handed(&self) -> MutexGuard<'_, StepState> {
+        self.handed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The position of each query: `[batch, count]`.
+    pub(crate) fn positions(&self) -> Tensor<2, Int> {
+        let range = Tensor::<1, Int>::arange(0..self.count() as i64, &self.start.device());
+        self.start.clone().unsqueeze_dim::<2>(1) + range.unsqueeze()
     }
 
     pub(super) fn id(&self) -> u64 {
@@ -228,8 +243,7 @@ impl Step {
     pub(crate) fn mask_blocks(&self, ratio: usize, rows: usize) -> Tensor<3> {
         let (batch, count, device) = (self.batch, self.count(), self.start.device());
         let range = |count: usize| Tensor::<1, Int>::arange(0..count as i64, &device);
-        let positions = self.start.clone().unsqueeze_dim::<2>(1) + range(count).unsqueeze();
-        let visible = ((positions + 1) / ratio as i64).unsqueeze_dim::<3>(2);
+        let visible = ((self.positions() + 1) / ratio as i64).unsqueeze_dim::<3>(2);
         let shape = [batch, count, rows];
         let numbers = range(rows).reshape([1, 1, rows]).expand(shape);
         mask(numbers.greater_equal(visible.expand(shape)))
@@ -238,16 +252,14 @@ impl Step {
 
 impl PrefillStep {
     fn new(count: usize, shape: StepShape, start: &Tensor<1, Int>, layers: &[LayerCache]) -> Self {
-        let mut compressed: Vec<(AttentionKind, CompressedStep)> = Vec::new();
-        for kind in layers.iter().map(|layer| layer.kind) {
-            let known = compressed.iter().any(|(other, _)| *other == kind);
-            if let (false, Some(ratio)) = (known, kind.ratio()) {
-                let step = CompressedStep {
+        let mut compressed: Vec<CompressedStep> = Vec::new();
+        for ratio in layers.iter().filter_map(|layer| layer.kind.ratio()) {
+            if compressed.iter().all(|known| known.ratio != ratio) {
+                compressed.push(CompressedStep {
                     ratio,
                     rows: (shape.end / ratio).max(1),
                     bias: OnceLock::new(),
-                };
-                compressed.push((kind, step));
+                });
             }
         }
 
@@ -262,9 +274,7 @@ impl PrefillStep {
     /// The compressed part of a layer's step, if layers of this kind have one.
     pub(crate) fn compressed(&self, kind: AttentionKind) -> Option<&CompressedStep> {
         let mut parts = self.compressed.iter();
-        parts
-            .find(|(known, _)| *known == kind)
-            .map(|(_, step)| step)
+        parts.find(|step| Some(step.ratio) == kind.ratio())
     }
 }
 

@@ -11,6 +11,7 @@ use super::options::LoadOptions;
 use super::progress::LoadProgress;
 use super::stored::Stored;
 use crate::config::{AttentionKind, ModelConfig};
+use crate::engram::{EngramIds, EngramLookup};
 use crate::model::Model;
 use crate::placement::{Devices, ModelBytes, Placement, Run};
 
@@ -135,25 +136,39 @@ impl Checkpoint {
         }
         let first = &devices.devices()[0];
         let bytes = self.model_bytes(options, first, devices.context());
-        let placement = match bytes {
+        let (placement, ids) = match bytes {
             Ok(bytes) => {
                 let placement = devices.place(&self.config_of(options), &bytes)?;
                 for (device, bytes) in placement.bytes_on_devices(&bytes) {
                     self.check_memory(bytes, &device)?;
                 }
-                placement
+                // Before all weights are on the device.
+                (placement, self.engram_ids()?)
             }
             // Headers that are wrong are reported together with contents that are.
             Err(CheckpointError::Weights(_)) => {
-                Placement::single(first, self.config().layers.len())
+                let placement = Placement::single(first, self.config().layers.len());
+                (placement, None)
             }
             Err(error) => return Err(error),
         };
         let built = self.build(loader, options, &placement, |model, _| model);
+        let built = built.map(|mut model| {
+            let engram = model.config.engram.as_ref().zip(ids);
+            model.engrams = engram.map(|(engram, ids)| EngramLookup::new(engram, ids));
+            model
+        });
         built.map_err(|error| match error {
             CheckpointError::Placement(error) => devices.named(error).into(),
             error => error,
         })
+    }
+
+    fn engram_ids(&self) -> Result<Option<EngramIds>, CheckpointError> {
+        let tokens = self.config().vocab_size;
+        let engram = self.config().engram.as_ref();
+        let ids = engram.map(|engram| EngramIds::of_checkpoint(self.dir(), engram, tokens));
+        Ok(ids.transpose()?)
     }
 
     pub(super) fn check_memory(

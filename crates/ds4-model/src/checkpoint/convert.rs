@@ -164,8 +164,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`CheckpointError::TargetExists`] where the directory has other files,
-    /// [`CheckpointError::Write`], and those of [`open`](Self::open). Tensors that are missing or
-    /// damaged are found by who loads the result.
+    /// [`CheckpointError::NotConverted`] for one of V4.1, [`CheckpointError::Write`], and those of
+    /// [`open`](Self::open). Tensors that are missing or damaged are found by who loads the result.
     pub fn convert(
         &self,
         form: Form,
@@ -173,6 +173,10 @@ impl Checkpoint {
         shard_bytes: usize,
         mut progress: impl LoadProgress,
     ) -> Result<Self, CheckpointError> {
+        if self.config.has_v41_parts() {
+            let dir = self.dir.clone();
+            return Err(CheckpointError::NotConverted { dir });
+        }
         let packed = self.packed();
         let kept = self.tensors().filter(|of| self.skipped(of.name).is_none());
         let kept = kept.filter_map(|tensor| Written::new(tensor, &packed, form));

@@ -65,7 +65,10 @@ impl<'a> Stored<'_, 'a> {
                 WeightFormat::Fp8ScaledE8m0
                 | WeightFormat::Fp8ScaledF32
                 | WeightFormat::Fp8ScaledBf16 => of_source == 1 || out.is_multiple_of(FP8_BLOCK),
-                WeightFormat::Fp4ScaledF32 | WeightFormat::Nvfp4 | WeightFormat::Fp8Rows => false,
+                WeightFormat::Fp4ScaledF32
+                | WeightFormat::Nvfp4
+                | WeightFormat::Fp8Rows
+                | WeightFormat::Fp8Blocks32 => false,
                 _ => self.takes_floats(first, self.options.dtype),
             }
     }

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use safetensors::Dtype;
 
@@ -54,7 +55,7 @@ pub struct Checkpoint {
     pub(super) dir: PathBuf,
     pub(super) config: ModelConfig,
     pub(super) dialect: Dialect,
-    pub(super) shards: Vec<Shard>,
+    pub(super) shards: Vec<Arc<Shard>>,
     pub(super) entries: BTreeMap<String, Entry>,
     /// In what a device holds packed stacks, once somebody has asked.
     pub(super) stacks: OnceLock<BTreeMap<(String, WeightFormat), WeightFormat>>,
@@ -190,7 +191,7 @@ impl Checkpoint {
             }
             self.entries.insert(name, entry);
         }
-        self.shards.push(shard);
+        self.shards.push(Arc::new(shard));
         Ok(())
     }
 
@@ -365,6 +366,12 @@ impl Checkpoint {
     pub(super) fn read(&self, name: &str, first: usize, bytes: &mut [u8]) -> io::Result<()> {
         let entry = &self.entries[name];
         self.shards[entry.shard].read(entry.begin + first, bytes)
+    }
+
+    /// The file that has a tensor, and where that is in its data.
+    pub(super) fn mapped(&self, name: &str) -> (Arc<Shard>, Range<usize>) {
+        let entry = &self.entries[name];
+        (self.shards[entry.shard].clone(), entry.begin..entry.end)
     }
 
     /// The numbers of the tensors `{prefix}.{number}.*`.

@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use super::names::DRAFTER;
 use crate::config::ConfigError;
+use crate::engram::EngramIdsError;
 use crate::placement::PlacementError;
 use crate::printable::{Printable, place};
 
@@ -21,6 +22,18 @@ pub enum CheckpointError {
     /// The model cannot be divided among the devices as asked.
     #[error(transparent)]
     Placement(#[from] PlacementError),
+    /// There are no ids for the engrams; the message names the file.
+    #[error(transparent)]
+    EngramIds(#[from] EngramIdsError),
+    /// A checkpoint of V4.1 was to be written in another form, which nothing does yet.
+    #[error(
+        "{}: checkpoints with layers that share rows cannot be converted",
+        place(dir)
+    )]
+    NotConverted {
+        /// The checkpoint.
+        dir: PathBuf,
+    },
     /// `config.json` cannot be used; the message names the file.
     #[error(transparent)]
     Config(#[from] ConfigError),

@@ -31,6 +31,8 @@ pub(super) enum WeightFormat {
     Fp8ScaledBf16,
     /// With scales of rows, of parts of them, or one of all.
     Fp8Rows,
+    /// With scales of 32x32 blocks.
+    Fp8Blocks32,
     Fp4,
     Fp4ScaledF32,
     Nvfp4,
@@ -63,6 +65,7 @@ impl WeightFormat {
             Self::Fp8ScaledF32 => "FP8 with F32 scales",
             Self::Fp8ScaledBf16 => "FP8 with BF16 scales",
             Self::Fp8Rows => "FP8 with scales of rows",
+            Self::Fp8Blocks32 => "FP8 with scales of 32x32",
             Self::Fp4 => "FP4",
             Self::Fp4ScaledF32 => "FP4 with F32 or BF16 scales",
             Self::Nvfp4 => "NVFP4",
@@ -129,7 +132,7 @@ impl<'a> StoredLinear<'a> {
                 Some(_) => WeightFormat::Fp4,
                 None => WeightFormat::F32,
             },
-            WeightFormat::Fp8Rows => WeightFormat::F32,
+            WeightFormat::Fp8Rows | WeightFormat::Fp8Blocks32 => WeightFormat::F32,
             format => format,
         }
     }

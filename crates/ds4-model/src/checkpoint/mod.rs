@@ -1,4 +1,4 @@
-//! Released DeepSeek-V4 checkpoints: safetensors in, host weights out.
+//! Released DeepSeek-V4 and V4.1 checkpoints: safetensors in, host weights out.
 //!
 //! [`Checkpoint`] opens a directory and lists every tensor in it; it reads nothing but headers. A
 //! [`Loader`] returns the weights one by one, in the layout of the device tensors, and collects
@@ -12,9 +12,10 @@
 //!   divided.
 //! - Linear weights in FP4 (`I8`, `U8` or `F4`, scales `F8_E8M0`, `F32` or `BF16` per 32), NVFP4
 //!   (scales `F8_E4M3` per 16 and one of all), FP8 (`F8_E4M3`, scales `F8_E8M0`, `F32` or `BF16`
-//!   per 128x128, per row, per 32 of a row or one of all), `BF16`, `F16`, `F32`. The tensors
-//!   decide, not the configuration, and each linear for itself. FP4 whose scales fold to E8M0 per
-//!   32 is held so; what no kernel reads is decoded in f32 to a dense matrix.
+//!   per 128x128, per 32x32, per row, per 32 of a row or one of all), `BF16`, `F16`, `F32`. The
+//!   tensors decide, not the configuration, and each linear for itself. FP4 whose scales fold to
+//!   E8M0 per 32 is held so; what no kernel reads is decoded in f32 to a dense matrix.
+//! - Tables of engrams in FP8 with scales per 32 of a row. They stay in the file.
 //!
 //! # Rejected
 //! - Other architectures.
@@ -46,6 +47,7 @@ mod packed;
 mod progress;
 pub(crate) mod shard;
 mod stored;
+mod tables;
 mod values;
 
 #[cfg(test)]

@@ -13,6 +13,8 @@ const IMAGE_BIAS: &str = ".ffn.gate.bias_vl";
 /// The biases of a router, and the table that is in their place where token ids choose experts.
 pub(super) const BIAS: &str = ".ffn.gate.bias";
 pub(super) const TABLE: &str = ".ffn.gate.tid2eid";
+/// What names of the tables of engrams end with, before weights and scales.
+pub(super) const ENGRAM_TABLE: &str = ".engram.embed";
 /// What names of the tensors that see images begin with.
 const IMAGES: [&str; 6] = [
     "vision.",

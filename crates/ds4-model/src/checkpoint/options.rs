@@ -18,7 +18,7 @@ pub struct LoadOptions {
     /// Whether to load what drafts, if there is any: the MTP layer or the DSpark drafter.
     pub drafter: bool,
     /// Whether key/value rows and indexer channels make the FP8 and FP4 round trips that the
-    /// released model was trained with.
+    /// released model was trained with. Those of V4.1 do in any case.
     pub quantized_cache: bool,
     /// What products by FP8 and FP4 weights do to their other operand: nothing, or, as the released
     /// model does, round it to FP8. The low-rank output projection by groups is excepted, whose

@@ -8,6 +8,7 @@ use safetensors::Dtype;
 use super::directory::Checkpoint;
 use super::format::{StoredLinear, WeightFormat};
 use super::loader::Loader;
+use super::names;
 
 /// A packed linear weight, its columns, and the format that its stack has on a device.
 pub(super) struct PackedLinear<'a>(
@@ -80,6 +81,9 @@ impl Checkpoint {
         let found = self.tensors().filter_map(|weight| {
             let prefix = weight.name.strip_suffix(".weight")?;
             self.tensor(&format!("{prefix}.scale"))?;
+            if prefix.ends_with(names::ENGRAM_TABLE) {
+                return None;
+            }
             let &[out, inp] = weight.shape else {
                 return None;
             };

@@ -19,7 +19,7 @@ use crate::block::Block;
 use crate::linear::{Fp4Weight, Fp8Weight, StackValues, WeightStack};
 use crate::model::ModelSource;
 use crate::placement::{Place, Placement, PlacementError, Portion, WeightBytes, name};
-use crate::weights::{Initial, WeightSource, int_parameter, load_all};
+use crate::weights::{EngramTable, Initial, WeightSource, int_parameter, load_all};
 
 /// Puts the weights of a checkpoint on a device. If the loader only reads headers, there is no
 /// weight, and their bytes are counted all the same.
@@ -189,9 +189,15 @@ impl WeightSource for Stored<'_, '_> {
                 self.stack_values(host)
             }
         };
+        let is_block = |source: &StoredLinear<'_>| source.format == WeightFormat::Fp8Blocks32;
         let activations = match values {
-            StackValues::Dense(_) => Activations::Exact,
-            StackValues::Fp8(_) | StackValues::Fp4(_) => self.options.activations,
+            // Those of V4.1 are as good as packed: no kernel reads their blocks yet.
+            StackValues::Dense(_) if !sources.iter().all(is_block) => Activations::Exact,
+            _ => self
+                .loader
+                .checkpoint()
+                .config()
+                .in_blocks(self.options.activations),
         };
         Some(WeightStack {
             activations,
@@ -216,6 +222,10 @@ impl WeightSource for Stored<'_, '_> {
                 StackValues::Dense(parameter(whole.reshape([groups, rank, width]))).into()
             }
         })
+    }
+
+    fn lookup(&mut self, prefix: &str, shape: [usize; 2]) -> Option<EngramTable> {
+        self.loader.lookup(prefix, shape)
     }
 
     fn table(

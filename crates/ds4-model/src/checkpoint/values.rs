@@ -12,6 +12,8 @@ use super::host::{HostLinear, LinearStack};
 use super::loader::Loader;
 use super::names::{DIVISOR, FACTOR};
 
+/// Rows and columns of the FP8 blocks of V4.1.
+const BLOCKS32: [usize; 2] = [32, 32];
 const DENSE: &str = "BF16, F16 or F32";
 const LINEAR: &str = "F8_E4M3, I8, U8 or F4 (FP4), BF16, F16 or F32";
 /// Of FP8, and of FP4.
@@ -163,6 +165,7 @@ impl<'a> Loader<'a> {
             self.invalid_dtype(&scale, SCALES[usize::from(block[0] == 1)]);
             return None;
         }
+        let has_blocks32 = self.checkpoint().config().weight_block == BLOCKS32[0];
         let whole = match *scale.shape {
             _ if block[0] == 1 || scale.shape == blocks => None,
             [rows] | [rows, 1] if rows == out && out > 1 => Some([1, inp]),
@@ -170,12 +173,20 @@ impl<'a> Loader<'a> {
                 Some([1, FP4_BLOCK])
             }
             [] | [1] => Some([out, inp]),
+            [rows, blocks]
+                if has_blocks32 && [rows, blocks] == [out, inp].map(|n| n.div_ceil(32)) =>
+            {
+                Some(BLOCKS32)
+            }
             _ => None,
         };
         let mut source = StoredLinear::dense(format, weight);
         (source.scale, source.block) = (Some(scale), whole.unwrap_or(block));
         if whole.is_some() {
-            source.format = WeightFormat::Fp8Rows;
+            source.format = match whole == Some(BLOCKS32) {
+                true => WeightFormat::Fp8Blocks32,
+                false => WeightFormat::Fp8Rows,
+            };
         }
         let mut fits = (whole.is_some() || self.check_shape(&scale, &blocks)) && fits;
         if format == WeightFormat::Nvfp4 {

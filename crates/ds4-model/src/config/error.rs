@@ -48,9 +48,9 @@ pub enum ConfigErrorKind {
     /// The text is not JSON, or not a JSON object.
     #[error("not a JSON object: {}", Printable(.0))]
     Json(serde_json::Error),
-    /// Another architecture than DeepSeek-V4.
+    /// Another architecture than DeepSeek-V4 and V4.1.
     #[error(
-        "model_type is `{}`, only `deepseek_v4` is supported",
+        "model_type is `{}`, only `deepseek_v4` and `deepseek_v41` are supported",
         Printable(model_type)
     )]
     UnsupportedArchitecture {

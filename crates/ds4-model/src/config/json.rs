@@ -9,6 +9,7 @@ mod generation;
 mod keys;
 mod rope;
 mod text;
+mod v41;
 
 use std::path::Path;
 
@@ -45,6 +46,9 @@ impl ModelConfig {
     /// (`layer_types`, `compress_rates`, `mlp_layer_types`, `rope_parameters`,
     /// `partial_rotary_factor`).
     ///
+    /// DeepSeek-V4.1 is read from its nested `config.json`, and from the flat one in its
+    /// `inference` folder.
+    ///
     /// Keys that do not matter here are ignored. Those that have one value in every release, and
     /// are no widths that tensors have in common, may be left out and have it then: numbers of
     /// streams, of shared experts and of those per token, of hash layers and of iterations; the
@@ -55,7 +59,8 @@ impl ModelConfig {
     ///
     /// # Errors
     /// - [`ConfigErrorKind::Json`]: not a JSON object.
-    /// - [`ConfigErrorKind::UnsupportedArchitecture`]: `model_type` is not `deepseek_v4`.
+    /// - [`ConfigErrorKind::UnsupportedArchitecture`]: `model_type` is neither `deepseek_v4` nor
+    ///   `deepseek_v41`.
     /// - [`ConfigErrorKind::Invalid`]: all missing and all contradictory keys.
     ///
     /// # Example
@@ -84,22 +89,31 @@ impl ModelConfig {
 
     fn parse(text: &str) -> Result<(Self, bool), ConfigError> {
         let root = object(text)?;
+        let v41 = v41::flattened(&root);
         if let Some(model_type) = root.get("model_type").and_then(Value::as_str)
             && model_type != MODEL_TYPE
+            && v41.is_none()
         {
             return Err(ConfigErrorKind::UnsupportedArchitecture {
                 model_type: model_type.to_string(),
             }
             .into());
         }
-        let mut keys = Keys::new(&root);
-        let mut config = Self::new();
+        let mut keys = Keys::new(v41.as_ref().map_or(&root, |flat| &flat.keys));
+        let mut config = v41.as_ref().map_or_else(Self::new, |_| v41::defaults());
         read_fixed(&mut keys);
         read_sizes(&mut keys, &mut config);
         read_constants(&mut keys, &mut config);
-        let are_told = dspark::read(&mut keys, &mut config);
-        read_layers(&mut keys, &mut config);
-        read_hash_layers(&mut keys, &mut config);
+        let are_told = dspark::read(&mut keys, &mut config, v41.is_some());
+        match &v41 {
+            Some(flat) => v41::read(&mut keys, &mut config, flat),
+            None => {
+                keys.need("model_type", &["model_type"]);
+                keys.expect("model_type", TEXT, MODEL_TYPE.to_string());
+                read_layers(&mut keys, &mut config);
+                read_hash_layers(&mut keys, &mut config);
+            }
+        }
         rope::read(&mut keys, &mut config);
         Ok((keys.finish(config)?, are_told))
     }
@@ -115,10 +129,8 @@ fn untold_stages() -> ConfigError {
     .into()
 }
 
-/// Choices that DeepSeek-V4 has made and the modules have built in.
+/// Choices that DeepSeek has made and the modules have built in.
 fn read_fixed(keys: &mut Keys) {
-    keys.need("model_type", &["model_type"]);
-    keys.expect("model_type", TEXT, MODEL_TYPE.to_string());
     keys.expect("num_key_value_heads", SIZE, 1);
     keys.expect("scoring_func", TEXT, "sqrtsoftplus".to_string());
     keys.expect("topk_method", TEXT, "noaux_tc".to_string());
@@ -199,7 +211,7 @@ fn name_of(kind: AttentionKind) -> &'static str {
     match kind {
         AttentionKind::Window => WINDOW,
         AttentionKind::CompressedSparse { .. } => SPARSE,
-        AttentionKind::HeavilyCompressed { .. } => HEAVY,
+        AttentionKind::HeavilyCompressed { .. } | AttentionKind::Shared(_) => HEAVY,
     }
 }
 

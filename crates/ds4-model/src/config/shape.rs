@@ -23,6 +23,88 @@ pub enum AttentionKind {
         /// Tokens per compressed row.
         ratio: usize,
     },
+    /// Sparse attention over compressed rows that several layers share: disjoint blocks, of which
+    /// an indexer picks some (DeepSeek-V4.1).
+    Shared(SharedRows),
+}
+
+/// Whose compressed rows a layer reads, and whose picks among them it takes. It names itself where
+/// it has the compressor, or the indexer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SharedRows {
+    /// The layer.
+    pub layer: usize,
+    /// Tokens per compressed row. A row of one token has no gate.
+    pub ratio: usize,
+    /// The layer whose compressor makes the rows, and the indexer's keys.
+    pub rows_of: usize,
+    /// The layer whose indexer picks among them.
+    pub picks_of: usize,
+}
+
+impl SharedRows {
+    /// Whether the layer has the compressor.
+    pub fn makes_rows(self) -> bool {
+        self.rows_of == self.layer
+    }
+
+    /// Whether the layer has an indexer.
+    pub fn picks(self) -> bool {
+        self.picks_of == self.layer
+    }
+}
+
+/// Two-level picking: one indexer keeps the best blocks of compressed rows, and those of later
+/// layers pick within them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct CandidateParams {
+    /// The layer whose indexer chooses the blocks. Its own picks may be any rows.
+    pub layer: usize,
+    /// Blocks that it keeps per query.
+    pub blocks: usize,
+    /// Rows of a block.
+    pub block_size: usize,
+}
+
+/// How rows of caches are rounded, where they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CacheFormat {
+    /// FP8 per 64 channels that are not rotated; the indexer's rows FP4 per 32 channels after a
+    /// Hadamard transform. Whether rows are rounded is an option of loading.
+    Content,
+    /// Window rows FP8 per 32 channels, all of them; compressed rows FP4 per 16 channels with E4M3
+    /// scales; the indexer's keys and queries FP4 per 32 channels. Rows are always rounded: the
+    /// model was trained with it.
+    Whole,
+}
+
+/// N-gram tables beside the layers, which change the streams before some of them.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct EngramParams {
+    /// The layers, ascending.
+    pub layers: Vec<usize>,
+    /// Rows of the table of each.
+    pub rows: Vec<usize>,
+    /// Tokens of the longest n-gram; the shortest has two.
+    pub max_ngram: usize,
+    /// Rows that an n-gram of each size is hashed to.
+    pub heads: usize,
+    /// Width of a row.
+    pub head_dim: usize,
+    /// The primes that hashes are taken modulo begin here.
+    pub vocab_size: usize,
+    /// Token in the places before a text.
+    pub pad_token_id: u32,
+    /// Ids that tokens of like texts have in common.
+    pub compressed_vocab_size: usize,
+}
+
+impl EngramParams {
+    /// Rows that a token reads of a table.
+    pub fn columns(&self) -> usize {
+        (self.max_ngram - 1) * self.heads
+    }
 }
 
 impl AttentionKind {
@@ -31,6 +113,16 @@ impl AttentionKind {
         match self {
             Self::Window => None,
             Self::CompressedSparse { ratio } | Self::HeavilyCompressed { ratio } => Some(ratio),
+            Self::Shared(shared) => Some(shared.ratio),
+        }
+    }
+
+    /// Whether the layer makes compressed rows.
+    pub fn compresses(self) -> bool {
+        match self {
+            Self::Window => false,
+            Self::CompressedSparse { .. } | Self::HeavilyCompressed { .. } => true,
+            Self::Shared(shared) => shared.makes_rows(),
         }
     }
 }
@@ -53,17 +145,23 @@ pub struct YarnConfig {
 pub struct DsparkParams {
     /// Tokens of a block, and drafts that it proposes.
     pub block_size: usize,
-    /// Trunk layers whose outputs the drafter reads, ascending.
+    /// Trunk layers that are tapped for the drafter, ascending.
     pub target_layers: Vec<usize>,
+    /// Whether the taps are what enters these layers; otherwise they are what leaves them.
+    #[serde(default)]
+    pub taps_inputs: bool,
     /// Token in all places of a block but the first.
     pub noise_token_id: u32,
     /// Rank of the Markov head.
     pub markov_rank: usize,
     /// Layers of the drafter.
     pub layers: usize,
+    /// Routed experts of each layer, and those of them that a token has, if not as in the trunk.
+    #[serde(default)]
+    pub experts: Option<[usize; 2]>,
 }
 
-/// Configuration of a whole DeepSeek-V4 model. The defaults are those of V4-Flash.
+/// Configuration of a whole model, DeepSeek-V4 or V4.1. The defaults are those of V4-Flash.
 #[derive(Config, Debug, PartialEq)]
 pub struct ModelConfig {
     /// Number of token ids.
@@ -93,6 +191,9 @@ pub struct ModelConfig {
     /// Rank of the query projection.
     #[config(default = 1024)]
     pub q_lora_rank: usize,
+    /// Whether query heads are normalised.
+    #[config(default = true)]
+    pub query_norm: bool,
     /// Head groups of the output projection.
     #[config(default = 8)]
     pub o_groups: usize,
@@ -111,6 +212,19 @@ pub struct ModelConfig {
     /// Compressed rows the indexer selects per query.
     #[config(default = 512)]
     pub index_topk: usize,
+    /// Blocks of compressed rows that later indexers pick within.
+    #[config(default = "None")]
+    pub candidates: Option<CandidateParams>,
+    /// How rows of caches are rounded.
+    #[config(default = "CacheFormat::Content")]
+    pub cache_format: CacheFormat,
+    /// N-gram tables.
+    #[config(default = "None")]
+    pub engram: Option<EngramParams>,
+    /// Columns of a block of FP8 weights with one scale, and of the inputs of packed products where
+    /// these are rounded: 128 or 32.
+    #[config(default = 128)]
+    pub weight_block: usize,
     /// Routed experts per layer.
     #[config(default = 256)]
     pub n_routed_experts: usize,
@@ -135,6 +249,11 @@ pub struct ModelConfig {
     /// Residual streams (hyper-connections).
     #[config(default = 4)]
     pub hc_mult: usize,
+    /// Whether a hyper-connection collapses the streams by the weights that the one before it has
+    /// computed; otherwise by its own. The streams of the last layer are collapsed like that, too,
+    /// without a head.
+    #[config(default = false)]
+    pub late_pre_mix: bool,
     /// Sinkhorn iterations of the hyper-connection mixing matrix.
     #[config(default = 20)]
     pub hc_sinkhorn_iters: usize,

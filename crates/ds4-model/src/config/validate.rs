@@ -4,10 +4,10 @@ use super::error::{ConfigError, ConfigErrorKind};
 use super::shape::{AttentionKind, DsparkParams, MAX_DRAFTS, ModelConfig};
 
 /// Ids and positions are `i32` on the device.
-const MAX_INDEX: usize = i32::MAX as usize;
+pub(super) const MAX_INDEX: usize = i32::MAX as usize;
 /// Far beyond any model, near enough that sums and pairwise products of widths stay small.
-const MAX_WIDTH: usize = 1 << 24;
-const MAX_COUNT: usize = 1 << 20;
+pub(super) const MAX_WIDTH: usize = 1 << 24;
+pub(super) const MAX_COUNT: usize = 1 << 20;
 const MAX_LAYERS: usize = 4096;
 const MAX_STREAMS: usize = 64;
 const MAX_SINKHORN_ITERS: usize = 1000;
@@ -21,12 +21,12 @@ pub(super) struct BrokenRule {
 }
 
 #[derive(Default)]
-struct Rules {
+pub(super) struct Rules {
     problems: Vec<BrokenRule>,
 }
 
 impl Rules {
-    fn check(
+    pub(super) fn check(
         &mut self,
         holds: bool,
         fields: &'static [&'static str],
@@ -58,8 +58,14 @@ impl Rules {
         });
     }
 
+    /// Whether no rule of the fields is broken so far.
+    pub(super) fn is_kept(&self, fields: &[&str]) -> bool {
+        let mut problems = self.problems.iter();
+        problems.all(|problem| !fields.iter().any(|field| problem.fields.contains(field)))
+    }
+
     /// An `f32` tensor of these dimensions must be addressable.
-    fn product(&mut self, fields: &'static [&'static str], dims: &[usize]) {
+    pub(super) fn product(&mut self, fields: &'static [&'static str], dims: &[usize]) {
         let bytes = dims
             .iter()
             .fold(4u128, |product, &dim| product.saturating_mul(dim as u128));
@@ -111,6 +117,11 @@ impl ModelConfig {
         self.products(&mut rules);
         if let Some(dspark) = &self.dspark {
             self.drafter(dspark, &mut rules);
+        }
+        self.sharing(&mut rules);
+        self.candidate_blocks(&mut rules);
+        if let Some(engram) = &self.engram {
+            self.engrams(engram, &mut rules);
         }
         rules.problems
     }
@@ -191,10 +202,11 @@ impl ModelConfig {
         rules.check(rope <= head, &["rope_head_dim", "head_dim"], || {
             format!("rope_head_dim (qk_rope_head_dim) {rope} is larger than head_dim {head}")
         });
-        let indexed = self
-            .layers
-            .iter()
-            .any(|kind| matches!(kind, AttentionKind::CompressedSparse { .. }));
+        let indexed = |kind: &AttentionKind| match kind {
+            AttentionKind::CompressedSparse { .. } | AttentionKind::Shared(_) => true,
+            AttentionKind::Window | AttentionKind::HeavilyCompressed { .. } => false,
+        };
+        let indexed = self.layers.iter().any(indexed);
         let index_head = self.index_head_dim;
         rules.check(
             !indexed || rope <= index_head,
@@ -266,6 +278,14 @@ impl ModelConfig {
         rules.check((noise as usize) < vocab, &["dspark", "vocab_size"], || {
             format!("dspark_noise_token_id {noise} is not below vocab_size {vocab}")
         });
+        if let Some([experts, picked]) = dspark.experts {
+            let fits = (1..=experts).contains(&picked) && experts <= MAX_COUNT;
+            rules.check(fits, field, || {
+                format!(
+                    "dspark_num_experts_per_tok is {picked} of dspark_n_routed_experts {experts}"
+                )
+            });
+        }
         let mtp = self.num_mtp_layers;
         rules.check(mtp == 0, &["dspark", "num_mtp_layers"], || {
             format!("num_mtp_layers is {mtp}, expected 0 beside the DSpark drafter")

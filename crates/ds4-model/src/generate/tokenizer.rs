@@ -7,10 +7,7 @@ use std::sync::Arc;
 use tokenizers::{AddedVocabulary, DecoderWrapper, Tokenizer};
 
 use super::error::GenerateError;
-use crate::files;
-
-/// File that [`TextTokenizer::from_dir`] reads.
-const TOKENIZER_FILE: &str = "tokenizer.json";
+use crate::files::{self, TOKENIZER_FILE};
 
 /// What becomes of tokens that the tokenizer file flags as special, where ids become text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,10 +76,7 @@ impl TextTokenizer {
     }
 
     fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
-        // The library panics on some damaged files, such as one whose decoder is no JSON.
-        let parsed = std::panic::catch_unwind(|| Tokenizer::from_bytes(bytes));
-        let parsed = parsed.map_err(|_| "`tokenizers` panics on it")?;
-        let mut tokenizer = parsed.map_err(|error| error.to_string())?;
+        let mut tokenizer = files::parse_tokenizer(bytes)?;
         // Streaming relies on every token being a run of bytes.
         if !matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
             return Err("the decoder is not `ByteLevel`".into());

@@ -60,6 +60,7 @@ impl ModelConfig {
             dspark: last.dspark,
             flash_head: None,
             draft_embedding: None,
+            engrams: None,
             placement,
             config: self.clone(),
         };

@@ -123,7 +123,8 @@ impl Model {
     }
 
     /// Runs the DSpark drafter over a block that begins with `tokens`, and returns its streams:
-    /// `[batch, block, n, d_model]`, of which [`Dspark::choose`] makes drafts.
+    /// `[batch, block, n, d_model]`, of which [`Dspark::choose`] makes drafts. Where the
+    /// [last connection](crate::config::ModelConfig::late_pre_mix) collapses them, n is 1.
     ///
     /// The cache does not count the positions of the block: the next ones take their places.
     ///

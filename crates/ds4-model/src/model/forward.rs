@@ -5,7 +5,7 @@ use burn_ds4_ops::collective::GroupError;
 
 use super::modules::Model;
 use super::trunk::{Ranks, Runs, Trunk};
-use crate::block::{flattened, unflattened};
+use crate::block::flattened;
 use crate::cache::{Cache, CacheError, OpenStep};
 use crate::config::AttentionKind;
 use crate::hyper_connection::Streams;
@@ -75,7 +75,8 @@ impl Model {
     }
 
     /// Runs the trunk like [`forward`](Self::forward), and returns the streams before the head:
-    /// `[batch, positions, n, d_model]`.
+    /// `[batch, positions, n, d_model]`; one stream where the head [has no
+    /// gates](crate::hyper_connection::HyperHead::end).
     ///
     /// # Errors
     ///
@@ -91,8 +92,9 @@ impl Model {
     }
 
     /// Runs the trunk like [`forward_streams`](Self::forward_streams). The second result are the
-    /// taps: the mean over the streams of the output of each layer in `taps`, in ascending order,
-    /// side by side: `[batch, positions, taps · d_model]`; `None` without any.
+    /// taps: the mean over the streams of the output of each layer in `taps`, or of its input where
+    /// the drafter [wants that](crate::config::DsparkParams::taps_inputs), in ascending order, side
+    /// by side: `[batch, positions, taps · d_model]`; `None` without any.
     ///
     /// # Errors
     ///
@@ -106,7 +108,7 @@ impl Model {
     ) -> Result<(Tensor<4>, Option<Tensor<3>>), CacheError> {
         let positions = token_ids.dims();
         let (streams, taps) = self.run(token_ids, cache, taps, trace)?;
-        Ok((unflattened(streams, positions), taps))
+        Ok((self.head.end(streams, positions), taps))
     }
 
     /// The streams before the head, `[batch * positions, n, d_model]`, and the taps.

@@ -2,6 +2,7 @@
 
 mod build;
 mod drafting;
+mod engrams;
 mod forward;
 mod modules;
 mod parts;

@@ -8,11 +8,12 @@ use crate::block::Block;
 use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout, PagePool};
 use crate::config::ModelConfig;
 use crate::dspark::Dspark;
+use crate::engram::EngramLookup;
 use crate::hyper_connection::HyperHead;
 use crate::mtp::MtpLayer;
 use crate::norm::RmsNorm;
 use crate::parallel::{self, Divider, TensorParallel};
-use crate::placement::{Place, Placement, PlacementError};
+use crate::placement::{Place, Placement, PlacementError, check_shared};
 use crate::probed_head::ProbedHead;
 
 /// A DeepSeek-V4 model: the trunk and, where there is one, the MTP layer or the DSpark drafter.
@@ -45,6 +46,9 @@ pub struct Model {
     /// themselves. [`place`](Self::place) makes it.
     #[module(skip)]
     pub parallel: Option<TensorParallel>,
+    /// What ids and hashes engrams read their tables by, where there are some.
+    #[module(skip)]
+    pub engrams: Option<EngramLookup>,
     /// Where the layers live. It must be true of the modules; [`place`](Self::place) moves them.
     #[module(skip)]
     pub placement: Placement,
@@ -71,6 +75,8 @@ impl Model {
         if self.parallel.is_some() {
             return Err(PlacementError::Divided);
         }
+        let devices = placement.runs().len().max(placement.ranks().len());
+        check_shared(&self.config, devices)?;
         let ranks = placement.ranks().to_vec();
         if !ranks.is_empty() {
             parallel::check(&self.config, ranks.len())?;
@@ -106,6 +112,7 @@ impl Model {
             dspark: self.dspark.map(|dspark| moved(dspark, last)),
             flash_head: self.flash_head,
             draft_embedding: None,
+            engrams: self.engrams,
             placement: placement.clone(),
             config: self.config,
         };

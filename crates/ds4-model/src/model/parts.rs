@@ -4,6 +4,7 @@ use crate::attention::AttentionConfig;
 use crate::block::BlockConfig;
 use crate::config::{AttentionKind, ModelConfig};
 use crate::dspark::DsparkConfig;
+use crate::engram::EngramConfig;
 use crate::hyper_connection::HyperConnectionConfig;
 use crate::moe::MoeLayerConfig;
 use crate::mtp::MtpLayerConfig;
@@ -16,7 +17,8 @@ impl ModelConfig {
     /// If `layer` is not smaller than the number of layers.
     pub fn block(&self, layer: usize) -> BlockConfig {
         let hash = layer < self.num_hash_layers;
-        self.block_of(self.layers[layer], hash.then_some(self.vocab_size))
+        let block = self.block_of(self.layers[layer], hash.then_some(self.vocab_size));
+        block.with_engram(self.engram_of(layer))
     }
 
     /// Configuration of the MTP layer.
@@ -27,7 +29,10 @@ impl ModelConfig {
     /// Configuration of the DSpark drafter, if there is one.
     pub fn dspark(&self) -> Option<DsparkConfig> {
         let params = self.dspark.clone()?;
-        let block = self.block_of(AttentionKind::Window, None);
+        let mut block = self.block_of(AttentionKind::Window, None);
+        if let Some([experts, per_token]) = params.experts {
+            (block.moe.experts, block.moe.experts_per_token) = (experts, per_token);
+        }
         Some(DsparkConfig::new(block, self.vocab_size, params))
     }
 
@@ -38,6 +43,15 @@ impl ModelConfig {
             .with_sinkhorn_iterations(self.hc_sinkhorn_iters)
             .with_epsilon(self.hc_eps)
             .with_norm_epsilon(self.rms_norm_eps)
+            .with_late(self.late_pre_mix)
+    }
+
+    fn engram_of(&self, layer: usize) -> Option<EngramConfig> {
+        let params = self.engram.as_ref()?;
+        let index = params.layers.iter().position(|own| *own == layer)?;
+        let (d, n, columns) = (self.hidden_size, self.hc_mult, params.columns());
+        let config = EngramConfig::new(d, n, columns, params.head_dim, params.rows[index], layer);
+        Some(config.with_norm_epsilon(self.rms_norm_eps))
     }
 
     fn block_of(&self, kind: AttentionKind, hash_vocabulary: Option<usize>) -> BlockConfig {
@@ -54,6 +68,9 @@ impl ModelConfig {
         .with_index_heads(self.index_n_heads)
         .with_index_head_dim(self.index_head_dim)
         .with_index_top_k(self.index_topk)
+        .with_candidates(self.candidates)
+        .with_query_norm(self.query_norm)
+        .with_cache_format(self.cache_format)
         .with_norm_epsilon(self.rms_norm_eps);
         let moe = MoeLayerConfig::new(
             self.hidden_size,

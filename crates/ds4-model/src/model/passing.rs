@@ -14,7 +14,7 @@ pub(crate) struct Passing {
 }
 
 impl Passing {
-    /// Adds the tap of the layer that was the last.
+    /// Adds the tap of the streams as they are now.
     pub(super) fn tap(&mut self, positions: [usize; 2]) {
         // A copy: what the trunk computes must not depend on whether somebody looks on.
         let output = unflattened(self.streams.clone(), positions);

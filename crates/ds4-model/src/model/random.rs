@@ -8,6 +8,7 @@ use super::sizes::PackedSizes;
 use super::source::ModelSource;
 use crate::block::Block;
 use crate::config::ModelConfig;
+use crate::engram::{EngramIds, EngramLookup};
 use crate::parallel::Divider;
 use crate::placement::{
     Devices, ModelBytes, Place, Placement, PlacementError, Portion, WeightBytes,
@@ -27,7 +28,14 @@ impl ModelConfig {
     fn init_from(&self, mut source: RandomModel) -> Model {
         self.assert_valid();
         let model = self.build(&mut source, false);
-        model.expect("any weight can be drawn")
+        let mut model = model.expect("any weight can be drawn");
+        if let Some(engram) = &self.engram {
+            let ids = 0..self.vocab_size;
+            let ids = ids.map(|token| (token % engram.compressed_vocab_size) as u32);
+            let ids = EngramIds::new(ids.collect());
+            model.engrams = Some(EngramLookup::new(engram, ids));
+        }
+        model
     }
 
     fn assert_valid(&self) {
@@ -37,7 +45,8 @@ impl ModelConfig {
     }
 
     /// Initializes a model with random weights in the formats of a released checkpoint: routed
-    /// experts in FP4, the other linear maps in FP8, and the matrices that are read in f32 in bf16,
+    /// experts in FP4, the other linear maps in FP8 (or, where no kernel reads blocks of theirs,
+    /// expanded to `dtype`), and the matrices that are read in f32 in bf16,
     /// where the device has it. `dtype` is that of the activations, which products by packed
     /// weights take as `activations` says.
     ///
@@ -54,7 +63,7 @@ impl ModelConfig {
         activations: Activations,
         device: &Device,
     ) -> Model {
-        self.init_from(Random::packed(dtype, activations, device).into())
+        self.init_from(Random::packed(self, dtype, activations, device).into())
     }
 
     /// Initializes a model like [`init_packed`](Self::init_packed), each layer on its own device.
@@ -79,7 +88,7 @@ impl ModelConfig {
         let device = placement.first();
         let ranks = placement.ranks();
         Ok(self.init_from(RandomModel {
-            random: Random::packed(dtype, activations, device),
+            random: Random::packed(self, dtype, activations, device),
             divider: (!ranks.is_empty()).then(|| Divider::new(ranks)),
             placement: Some(&placement),
         }))
@@ -96,6 +105,7 @@ impl ModelConfig {
             bytes: WeightBytes::default(),
             dtype,
             stored: stored_dtype(&devices[0]),
+            expands_fp8: self.expands_fp8(),
             device: &devices[0],
         };
         // There is no model of no weights.

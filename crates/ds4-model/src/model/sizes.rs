@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 
 use super::source::ModelSource;
 use crate::placement::{Place, Placement, WeightBytes};
-use crate::weights::{Initial, WeightSource, WeightStack};
+use crate::weights::{EngramTable, Initial, WeightSource, WeightStack};
 
 /// Counts what [packed random weights](Random) would take, and makes none.
 pub(super) struct PackedSizes<'d> {
@@ -14,6 +14,8 @@ pub(super) struct PackedSizes<'d> {
     pub(super) dtype: FloatDType,
     /// Dtype of dense matrices.
     pub(super) stored: FloatDType,
+    /// Whether FP8 is expanded to the dtype of the activations.
+    pub(super) expands_fp8: bool,
     pub(super) device: &'d Device,
 }
 
@@ -68,7 +70,9 @@ impl WeightSource for PackedSizes<'_> {
         parts: &[&str],
         [out, inp]: [usize; 2],
     ) -> Option<WeightStack> {
+        let (dtype, expands_fp8) = (self.dtype.into(), self.expands_fp8);
         self.bytes.under(prefix, |bytes| match experts {
+            None if expands_fp8 => bytes.tensor(&[parts.len(), out, inp], dtype),
             None => bytes.fp8([1, parts.len(), out, inp]),
             Some(experts) => bytes.fp4([experts, parts.len(), out, inp]),
         });
@@ -76,8 +80,17 @@ impl WeightSource for PackedSizes<'_> {
     }
 
     fn groups(&mut self, prefix: &str, [groups, rank, width]: [usize; 3]) -> Option<WeightStack> {
-        let count = |bytes: &mut WeightBytes| bytes.fp8([groups, 1, rank, width]);
+        let (dtype, expands_fp8) = (self.dtype.into(), self.expands_fp8);
+        let count = |bytes: &mut WeightBytes| match expands_fp8 {
+            true => bytes.tensor(&[groups, rank, width], dtype),
+            false => bytes.fp8([groups, 1, rank, width]),
+        };
         self.bytes.under(prefix, count);
+        None
+    }
+
+    fn lookup(&mut self, _: &str, _: [usize; 2]) -> Option<EngramTable> {
+        // The host has it.
         None
     }
 

@@ -85,14 +85,24 @@ impl Runs<'_> {
         let model = self.0;
         let positions = token_ids.dims();
         let token_ids = model.in_vocabulary(token_ids);
+        model.look_up_engrams(&token_ids, step, cache);
+        let at_input = model
+            .config
+            .dspark
+            .as_ref()
+            .is_some_and(|dspark| dspark.taps_inputs);
         let mut passing =
             given.unwrap_or_else(|| model.embedded(model.embedding.val(), token_ids.clone()));
         for index in model.placement.runs()[part].layers.clone() {
             let (layer, cache) = (&model.layers[index], &mut cache.layers_mut()[index]);
             let trace = trace.scope(&format!("layer{index}"));
+            passing.streams = layer.enter(passing.streams, step, &trace);
+            if at_input && taps.contains(&index) {
+                passing.tap(positions);
+            }
             let streams = passing.streams;
-            passing.streams = layer.forward(streams, token_ids.clone(), step, cache, &trace);
-            if taps.contains(&index) {
+            passing.streams = layer.pass(streams, token_ids.clone(), step, cache, &trace);
+            if !at_input && taps.contains(&index) {
                 passing.tap(positions);
             }
         }

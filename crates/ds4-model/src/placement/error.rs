@@ -63,6 +63,13 @@ pub enum PlacementError {
         /// Layers of the model.
         layers: usize,
     },
+    /// Layers share rows, hand on weights, have engrams or are tapped at their inputs, which
+    /// nothing passes on between devices yet.
+    #[error("{devices} devices: layers of V4.1 (kv_source_layer_ids, engrams) stay on one")]
+    SharedRows {
+        /// Number of devices.
+        devices: usize,
+    },
     /// Devices cannot have equal parts of every layer.
     #[error(
         "{what} ({size}) cannot be divided among {devices} devices, each with a multiple of \

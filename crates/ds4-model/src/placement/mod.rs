@@ -22,6 +22,6 @@ pub use error::PlacementError;
 pub use plan::Plan;
 pub use runs::{Placement, Run};
 pub(crate) use runs::{Portion, name};
-pub(crate) use share::Share;
 pub use share::{Parallel, check};
+pub(crate) use share::{Share, check_shared};
 pub(crate) use weight_bytes::WeightBytes;

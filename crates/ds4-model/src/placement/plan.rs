@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::bytes::{ModelBytes, PartBytes};
 use super::error::PlacementError;
 use super::runs::runs_of;
-use super::share::{Parallel, check};
+use super::share::{Parallel, check, check_shared};
 use crate::config::ModelConfig;
 
 /// How many layers each of some devices has, and the bytes that they take.
@@ -32,6 +32,7 @@ impl Plan {
         parallel: Parallel,
         split: Option<&[usize]>,
     ) -> Result<Self, PlacementError> {
+        check_shared(config, names.len())?;
         match (parallel, split) {
             (Parallel::Tensor, Some(split)) => Err(PlacementError::SplitTensor {
                 split: split.to_vec(),

@@ -75,6 +75,15 @@ pub fn check(config: &ModelConfig, devices: usize) -> Result<(), PlacementError>
     }
 }
 
+/// Checks that so many devices can have the layers: what they hand on to each other, and what
+/// engrams add, stays on one so far.
+pub(crate) fn check_shared(config: &ModelConfig, devices: usize) -> Result<(), PlacementError> {
+    match devices > 1 && config.needs_one_device() {
+        true => Err(PlacementError::SharedRows { devices }),
+        false => Ok(()),
+    }
+}
+
 /// One of equal parts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {

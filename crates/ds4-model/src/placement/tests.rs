@@ -2,6 +2,7 @@ use burn::tensor::Device;
 use burn_ds4_ops::device::DeviceSpec;
 
 use super::*;
+use crate::placement::check_shared;
 
 fn names(count: usize) -> Vec<String> {
     (0..count).map(|index| format!("cuda:{index}")).collect()
@@ -234,4 +235,23 @@ fn the_log_names_each_device_with_what_it_has() {
         error.unwrap_err().to_string(),
         "split [2, 2]: each device has a part of every layer"
     );
+}
+
+#[test]
+fn what_layers_hand_on_to_each_other_keeps_them_on_one_device() {
+    let config = crate::config::v41_flash();
+    assert!(config.has_v41_parts() && !ModelConfig::new().has_v41_parts());
+    let mut dspark = config.dspark.clone().unwrap();
+    dspark.taps_inputs = true;
+    for (part, config) in [
+        ("engram", ModelConfig::new().with_engram(config.engram)),
+        ("taps", ModelConfig::new().with_dspark(Some(dspark))),
+        ("layers", ModelConfig::new().with_layers(config.layers)),
+        ("weights", ModelConfig::new().with_late_pre_mix(true)),
+    ] {
+        assert!(check_shared(&config, 1).is_ok(), "{part}");
+        let error = check_shared(&config, 2).unwrap_err();
+        assert_eq!(error, PlacementError::SharedRows { devices: 2 }, "{part}");
+    }
+    assert!(check_shared(&ModelConfig::new(), 2).is_ok());
 }

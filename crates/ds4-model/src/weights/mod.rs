@@ -7,6 +7,7 @@ mod bits;
 mod random;
 mod source;
 mod stack;
+mod table;
 
 pub(crate) use bits::stored_dtype;
 pub(crate) use random::{Random, dense};
@@ -14,3 +15,4 @@ pub use source::load_all;
 pub(crate) use source::{Initial, WeightSource, all_or_nothing};
 pub(crate) use stack::int_parameter;
 pub use stack::{Fp4Weight, Fp8Weight, StackValues, WeightStack};
+pub use table::{EngramTable, TableSource};

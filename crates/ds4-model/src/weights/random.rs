@@ -7,6 +7,8 @@ use burn_ds4_ops::quant::Activations;
 use super::bits::{RandomBits, deviation};
 use super::source::{Initial, WeightSource};
 use super::stack::{StackValues, WeightStack, int_parameter};
+use super::table::{EngramTable, TableSource};
+use crate::config::ModelConfig;
 
 /// A module with dense random weights.
 ///
@@ -20,6 +22,8 @@ pub(crate) fn dense<T>(device: &Device, build: impl FnOnce(&mut Random) -> Optio
 /// Random weights.
 pub(crate) struct Random<'d> {
     device: &'d Device,
+    /// Whether FP8 is expanded to the dtype of the activations.
+    expands_fp8: bool,
     /// Makes them packed as the released ones.
     packed: Option<RandomBits<'d>>,
 }
@@ -28,14 +32,22 @@ impl<'d> Random<'d> {
     pub(crate) fn dense(device: &'d Device) -> Self {
         Self {
             device,
+            expands_fp8: false,
             packed: None,
         }
     }
 
-    /// Weights in the formats of a released checkpoint.
-    pub(crate) fn packed(dtype: FloatDType, activations: Activations, device: &'d Device) -> Self {
+    /// Weights as those of a released checkpoint of this configuration are on a device.
+    pub(crate) fn packed(
+        config: &ModelConfig,
+        dtype: FloatDType,
+        activations: Activations,
+        device: &'d Device,
+    ) -> Self {
+        let activations = config.in_blocks(activations);
         Self {
             device,
+            expands_fp8: config.expands_fp8(),
             packed: Some(RandomBits::new(dtype, activations, device)),
         }
     }
@@ -119,6 +131,11 @@ impl WeightSource for Random<'_> {
             (None, _) => {
                 StackValues::Dense(Param::from_tensor(self.tensor(shape, Initial::Random)))
             }
+            (Some(packed), None) if self.expands_fp8 => {
+                let dtype = packed.dtype();
+                let dense = self.tensor(shape, Initial::Random).cast(dtype);
+                StackValues::Dense(Param::from_tensor(dense))
+            }
             (Some(packed), None) => StackValues::Fp8(packed.fp8(shape, parts.len())),
             (Some(packed), Some(_)) => StackValues::Fp4(packed.fp4(shape)),
         };
@@ -129,10 +146,23 @@ impl WeightSource for Random<'_> {
     }
 
     fn groups(&mut self, prefix: &str, [groups, rank, width]: [usize; 3]) -> Option<WeightStack> {
+        let shape = [groups, rank, width];
         Some(match &mut self.packed {
-            Some(packed) => StackValues::Fp8(packed.fp8([groups, rank, width], 1)).into(),
+            Some(packed) if self.expands_fp8 => {
+                let dtype = packed.dtype();
+                let dense = self.tensor(shape, Initial::Random).cast(dtype);
+                StackValues::Dense(Param::from_tensor(dense)).into()
+            }
+            Some(packed) => StackValues::Fp8(packed.fp8(shape, 1)).into(),
             None => self.stack(prefix, Some(groups), &[""], [rank, width])?,
         })
+    }
+
+    fn lookup(&mut self, prefix: &str, [_, width]: [usize; 2]) -> Option<EngramTable> {
+        let seed = prefix
+            .bytes()
+            .fold(0, |sum: u64, byte| sum * 31 % (1 << 40) + u64::from(byte));
+        Some(EngramTable::new(RandomRows(seed), width))
     }
 
     fn table(
@@ -145,5 +175,19 @@ impl WeightSource for Random<'_> {
         let table = TensorData::new(ids.collect::<Vec<_>>(), [vocabulary, k]);
         let table = Tensor::from_data(table, self.device);
         Some(int_parameter(table))
+    }
+}
+
+/// Rows of a table that are drawn when they are asked for, the same each time.
+#[derive(Debug)]
+struct RandomRows(u64);
+
+impl TableSource for RandomRows {
+    fn row(&self, row: u64, values: &mut [f32]) {
+        use rand_chacha::rand_core::{Rng, SeedableRng};
+        let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(self.0 ^ row << 8);
+        // Of variance 1, about.
+        let scale = 3f32.sqrt() / f32::from(1u16 << 15);
+        values.fill_with(|| f32::from(random.next_u32() as i16) * scale);
     }
 }

@@ -4,6 +4,7 @@ use burn::module::Param;
 use burn::tensor::{Int, Tensor};
 
 use super::stack::WeightStack;
+use super::table::EngramTable;
 
 /// What a parameter is where nothing has been learned.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +62,9 @@ pub(crate) trait WeightSource {
     /// The linear maps of equal groups of channels, which are stored as one:
     /// `[groups, rank, width]`.
     fn groups(&mut self, prefix: &str, shape: [usize; 3]) -> Option<WeightStack>;
+
+    /// The table `{prefix}` of rows that stay on the host: `[rows, width]`.
+    fn lookup(&mut self, prefix: &str, shape: [usize; 2]) -> Option<EngramTable>;
 
     /// Expert ids below `experts`: `[vocabulary, experts_per_token]`.
     fn table(

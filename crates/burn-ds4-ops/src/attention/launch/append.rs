@@ -11,6 +11,7 @@ pub(in crate::attention) fn can_append(new: &NewRows<CubeBackend>, ring: &CubeTe
     let [known, rotated] = new.angles.dims();
     let [_, slots, width] = ring.dims();
     rotated > 0
+        && new.rounding.has_kernel()
         && batch <= MAX_CUBES
         && count <= MAX_CUBES
         && [new.x.dtype, ring.dtype, new.norm.dtype]

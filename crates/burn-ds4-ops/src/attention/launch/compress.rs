@@ -73,6 +73,7 @@ pub(in crate::attention) fn can_compress(
     let [_, slots, _] = raw.dims();
     let ([_, _, width], available) = (rows.dims(), available(inputs, rows));
     rotated > 0
+        && inputs.rounding.has_kernel()
         && batch <= MAX_CUBES
         && is_float(rows.dtype)
         && is_float(inputs.norm.dtype)

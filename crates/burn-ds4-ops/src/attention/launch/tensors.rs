@@ -58,6 +58,7 @@ pub(super) fn fits_cached(
     let [available, selected] = blocks.counts();
     let slots = window.shape()[1];
     rotated > 0
+        && queries.epsilon.is_some()
         && rows.is_none_or(PagedRows::fits)
         && fits_i32(Some(available.max(selected).max(ratio)))
         && fits_i32(slots.checked_mul(2))
@@ -119,7 +120,7 @@ impl CachedTensors {
             masks: None,
             ratio: ratio as u32,
             latest: queries.layout == WindowLayout::Latest,
-            epsilon: queries.epsilon as f32,
+            epsilon: queries.epsilon.expect("checked by fits_cached") as f32,
             scale: queries.scale as f32,
             size,
         }

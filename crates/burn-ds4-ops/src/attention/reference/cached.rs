@@ -1,15 +1,21 @@
 //! Attention over a cache, and its new rows. All indices and masks are computed here, from the
 //! starts of the sequences.
 
-use super::positions::{NewPositions, hidden_blocks, mask, round};
+use std::ops::Range;
+
+use super::positions::{NewPositions, hidden_blocks, hidden_picks, mask, round};
 use crate::attention::args::{CachedBlocks, CompressedRows, NewRows, Queries, SinkInputs};
-use crate::attention::options::WindowLayout;
+use crate::attention::options::{DECODE_TOKENS, WindowLayout};
 use crate::attention::rows::RowOps;
 use crate::dims::Dims;
 use crate::matmul::MatmulOps;
 use crate::norm::{NormOps, norm_rows};
 use crate::optional::OptionalFloat;
 use crate::reference::prelude::*;
+
+/// Elements of a mask of picked rows that are made at the same time, at most, unless few queries
+/// have more.
+const MAX_MASKED: usize = 1 << 26;
 
 /// What attention over a cache is composed of.
 pub(in crate::attention) trait CachedOps:
@@ -38,7 +44,7 @@ pub(in crate::attention) fn cached_attention<B: CachedOps>(
     queries: Queries<B>,
     window: FloatTensor<B>,
     blocks: CachedBlocks<B>,
-    attend: impl FnOnce(SinkInputs<B>) -> FloatTensor<B>,
+    attend: impl Fn(SinkInputs<B>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
     let causal = queries.causal;
     let shape = queries.x.shape();
@@ -55,9 +61,8 @@ pub(in crate::attention) fn cached_attention<B: CachedOps>(
             CompressedRows::Shared { rows, bias }
         }
         CachedBlocks::Picked { rows, picks, ratio } => {
-            let rows = rows.in_order();
-            let bias = prepared.block_bias(rows.shape()[1], ratio);
-            CompressedRows::Picked { rows, bias, picks }
+            let output = prepared.of_picks(rows.in_order(), picks, ratio, attend);
+            return prepared.rotate_back(output);
         }
     };
     let inputs = prepared.inputs.clone();
@@ -83,7 +88,10 @@ impl<B: CachedOps> Prepared<B> {
         let [_, slots, _] = window.dims();
         let positions = NewPositions::<B>::new(queries.start.clone(), queries.angles.shape()[0]);
 
-        let rows = norm_rows::<B>(queries.x, OptionalFloat::None, queries.epsilon);
+        let rows = match queries.epsilon {
+            Some(epsilon) => norm_rows::<B>(queries.x, OptionalFloat::None, epsilon),
+            None => queries.x,
+        };
         let (angles, start) = (queries.angles, queries.start);
         let rows = rotate_by_position::<B>(rows, angles.clone(), start.clone(), false);
 
@@ -135,6 +143,42 @@ impl<B: CachedOps> Prepared<B> {
             span: columns,
             ..inputs
         }
+    }
+
+    /// Attention to the window and to picked rows, some queries at a time.
+    fn of_picks(
+        &self,
+        rows: FloatTensor<B>,
+        picks: IntTensor<B>,
+        ratio: usize,
+        attend: impl Fn(SinkInputs<B>) -> FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        let [batch, available, _] = rows.dims();
+        let [_, count, _] = picks.dims();
+        // What is not visible of the picks is missing, so that nothing is worked out for all rows.
+        let picks = B::int_cast(picks, INT);
+        let hidden = hidden_picks(&self.positions, &picks, ratio);
+        let picks = B::int_mask_fill(picks, hidden, (-1).into());
+        let of_some = |inputs: SinkInputs<B>, own: Range<usize>| {
+            let shape = Shape::new([batch, own.len(), available]);
+            let compressed = CompressedRows::Picked {
+                rows: rows.clone(),
+                bias: B::float_zeros(shape, &rows.device(), FloatDType::F32),
+                picks: int_slice::<B>(picks.clone(), 1, own),
+            };
+            attend(SinkInputs {
+                compressed,
+                ..inputs
+            })
+        };
+        let most = (MAX_MASKED / (batch * available)).max(DECODE_TOKENS);
+        if count <= most {
+            return of_some(self.inputs.clone(), 0..count);
+        }
+        let firsts = (0..count).step_by(most);
+        let ranges = firsts.map(|first| first..count.min(first + most));
+        let outputs = ranges.map(|own| of_some(self.inputs.some(own.clone()), own));
+        B::float_cat(outputs.collect(), 1)
     }
 
     /// Rotates what was attended to back. Vacant sequences have zeros, even where a query is no

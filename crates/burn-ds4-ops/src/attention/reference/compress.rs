@@ -4,10 +4,11 @@
 use super::pages::located;
 use super::positions::{NewPositions, flat, round};
 use crate::attention::args::Compression;
+use crate::attention::options::RowRounding;
 use crate::attention::rows::{RowOps, rotation};
 use crate::dims::{Dims, dims_of};
 use crate::norm::{NormOps, norm_rows};
-use crate::optional::OptionalFloat;
+use crate::optional::{OptionalFloat, OptionalInt};
 use crate::reference::prelude::*;
 
 pub(in crate::attention) fn compress_rows<B: NormOps + RowOps>(
@@ -15,60 +16,132 @@ pub(in crate::attention) fn compress_rows<B: NormOps + RowOps>(
     raw: FloatTensor<B>,
     rows: FloatTensor<B>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let step = CompressionStep::new(&inputs, &raw, &rows);
+    let blocks = inputs.blocks();
+    let new = blocks.new_blocks();
+    let (raw, pooled) = pool(&inputs, &new, raw);
+    (raw, blocks.store_at(&new, rows, pooled))
+}
+
+/// Stores raw rows, and returns the normalised rows of the blocks that may be complete: `[batch,
+/// blocks, width]`.
+pub(in crate::attention) fn pool_blocks<B: NormOps + RowOps>(
+    inputs: Compression<B>,
+    raw: FloatTensor<B>,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let new = inputs.blocks().new_blocks();
+    pool(&inputs, &new, raw)
+}
+
+fn pool<B: NormOps + RowOps>(
+    inputs: &Compression<B>,
+    new: &NewBlocks<B>,
+    raw: FloatTensor<B>,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let step = CompressionStep::new(inputs, new, &raw);
     let [batch, count, raw_width] = inputs.projections.dims();
     let bias = B::float_select(inputs.bias.clone(), 0, step.in_block());
     let bias = reshape::<B>(bias, [batch, count, raw_width]);
     let new = B::float_add(inputs.projections.clone(), bias);
     let pooled = step.pool(step.blocks_of(&raw, new.clone()));
-    let compressed = step.round(step.rotate(step.normalize(pooled)));
-    (step.store_raw(raw, new), step.store(rows, compressed))
+    (step.store_raw(raw, new), step.normalize(pooled))
+}
+
+/// New positions of every sequence, and the blocks of them that have a row.
+pub(in crate::attention) struct BlockRows<B: Backend> {
+    pub angles: FloatTensor<B>,
+    pub start: IntTensor<B>,
+    pub pages: OptionalInt<B>,
+    /// New positions of a sequence.
+    pub count: usize,
+    /// Positions of a block.
+    pub ratio: usize,
+    pub rounding: RowRounding,
+}
+
+/// What is worked out once for the blocks that a step may complete.
+struct NewBlocks<B: Backend> {
+    positions: NewPositions<B>,
+    /// The first of these blocks: `[batch, 1]`.
+    first: IntTensor<B>,
+}
+
+impl<B: RowOps> BlockRows<B> {
+    fn new_blocks(&self) -> NewBlocks<B> {
+        let positions = NewPositions::<B>::new(self.start.clone(), self.angles.shape()[0]);
+        let first = B::int_div_scalar(positions.start.clone(), (self.ratio as i64).into());
+        NewBlocks { positions, first }
+    }
+
+    /// Blocks that may be completed.
+    fn blocks(&self) -> usize {
+        self.count.div_ceil(self.ratio)
+    }
+
+    /// Rotates the rows `new` of these blocks, `[batch, blocks, width]`, rounds them, and stores
+    /// those of blocks that are complete.
+    pub fn store(&self, rows: FloatTensor<B>, new: FloatTensor<B>) -> FloatTensor<B> {
+        self.store_at(&self.new_blocks(), rows, new)
+    }
+
+    fn store_at(
+        &self,
+        at: &NewBlocks<B>,
+        rows: FloatTensor<B>,
+        new: FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        let unrotated = new.shape()[2] - self.angles.shape()[1];
+        let new = round::<B>(self.rotate(at, new), unrotated, self.rounding);
+        self.put_complete(at, rows, new)
+    }
+}
+
+impl<B: Backend> Compression<B> {
+    fn blocks(&self) -> BlockRows<B> {
+        BlockRows {
+            angles: self.angles.clone(),
+            start: self.start.clone(),
+            pages: self.pages.clone(),
+            count: self.projections.shape()[1],
+            ratio: self.ratio,
+            rounding: self.rounding,
+        }
+    }
 }
 
 /// New positions of every sequence.
 struct CompressionStep<'a, B: NormOps + RowOps> {
     inputs: &'a Compression<B>,
-    positions: NewPositions<B>,
+    first: &'a IntTensor<B>,
+    positions: &'a NewPositions<B>,
     batch: usize,
     count: usize,
     width: usize,
     /// Series of channels.
     series: usize,
-    /// Slots of a sequence's raw rows, and the number of its compressed rows.
+    /// Slots of a sequence's raw rows.
     slots: usize,
-    rows: usize,
 }
 
 impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
-    fn new(inputs: &'a Compression<B>, raw: &FloatTensor<B>, rows: &FloatTensor<B>) -> Self {
-        let [batch, count, _] = inputs.projections.dims();
+    fn new(inputs: &'a Compression<B>, new: &'a NewBlocks<B>, raw: &FloatTensor<B>) -> Self {
+        let [batch, count, raw_width] = inputs.projections.dims();
         let [_, slots, _] = raw.dims();
-        let [_, rows, width] = rows.dims();
-        let pages = inputs.pages.as_ref().map_or(1, |pages| pages.shape()[1]);
-        let known = inputs.angles.shape()[0];
+        let series = 1 + usize::from(inputs.overlap);
         Self {
             inputs,
-            positions: NewPositions::new(inputs.start.clone(), known),
+            first: &new.first,
+            positions: &new.positions,
             batch,
             count,
-            width,
-            series: 1 + usize::from(inputs.overlap),
+            width: raw_width / (2 * series),
+            series,
             slots,
-            rows: pages * rows,
         }
     }
 
     /// Blocks that may be completed.
     fn blocks(&self) -> usize {
         self.count.div_ceil(self.inputs.ratio)
-    }
-
-    /// The first of these blocks: `[batch, 1]`.
-    fn first(&self) -> IntTensor<B> {
-        B::int_div_scalar(
-            self.positions.start.clone(),
-            (self.inputs.ratio as i64).into(),
-        )
     }
 
     /// The slot within its block of every position: `[batch * count]`.
@@ -111,7 +184,7 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
         }
         // The first block has no block before it. Whatever the slots of one hold is not read: it
         // may be left of another sequence, and be no number.
-        let block = self.positions.from(self.first(), blocks);
+        let block = self.positions.from(self.first.clone(), blocks);
         let none = B::int_equal_elem(block, 0.into(), bool_dtype::<B>(&raw.device()));
         let none = bool_reshape::<B>(none, [self.batch, blocks, 1, 1]);
         let previous = |series: usize, without: f32| {
@@ -129,54 +202,59 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
         norm_rows::<B>(rows, weight, self.inputs.epsilon)
     }
 
-    fn rotate(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
-        let [known, rotated] = self.inputs.angles.dims();
+    /// Stores the newest of the new raw rows.
+    fn store_raw(&self, raw: FloatTensor<B>, new: FloatTensor<B>) -> FloatTensor<B> {
+        self.positions.put_newest(raw, new)
+    }
+}
+
+impl<B: RowOps> BlockRows<B> {
+    /// Rotates each row by the first position of its block.
+    fn rotate(&self, at: &NewBlocks<B>, rows: FloatTensor<B>) -> FloatTensor<B> {
+        let [known, rotated] = self.angles.dims();
         if rotated == 0 {
             return rows;
         }
-        let block = self.positions.from(self.first(), self.blocks());
-        let positions = B::int_mul_scalar(block, (self.inputs.ratio as i64).into());
+        let block = at.positions.from(at.first.clone(), self.blocks());
+        let positions = B::int_mul_scalar(block, (self.ratio as i64).into());
         let positions = B::int_clamp_max(positions, (known as i64 - 1).into());
-        let (cos, sin) = rotation::<B>(self.inputs.angles.clone(), positions, false);
+        let (cos, sin) = rotation::<B>(self.angles.clone(), positions, false);
         let [batch, blocks, width] = rows.dims();
         let rows = reshape::<B>(rows, [batch, blocks, 1, width]);
         let rows = B::rotate(rows, cos, sin);
         reshape::<B>(rows, [batch, blocks, width])
     }
 
-    fn round(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
-        let unrotated = self.width - self.inputs.angles.shape()[1];
-        round::<B>(rows, unrotated, self.inputs.rounding)
-    }
-
-    /// Stores the newest of the new raw rows.
-    fn store_raw(&self, raw: FloatTensor<B>, new: FloatTensor<B>) -> FloatTensor<B> {
-        self.positions.put_newest(raw, new)
-    }
-
     /// Stores the rows of the blocks that are complete.
-    fn store(&self, mut rows: FloatTensor<B>, compressed: FloatTensor<B>) -> FloatTensor<B> {
+    fn put_complete(
+        &self,
+        NewBlocks { positions, first }: &NewBlocks<B>,
+        mut rows: FloatTensor<B>,
+        compressed: FloatTensor<B>,
+    ) -> FloatTensor<B> {
         let device = rows.device();
         let mask_dtype = bool_dtype::<B>(&device);
-        let end = B::int_add_scalar(self.positions.start.clone(), (self.count as i64).into());
-        let ratio = self.inputs.ratio as i64;
+        let pages = self.pages.as_ref().map_or(1, |pages| pages.shape()[1]);
+        let available = pages * rows.shape()[1];
+        let end = B::int_add_scalar(positions.start.clone(), (self.count as i64).into());
+        let ratio = self.ratio as i64;
         let complete = B::int_div_scalar(end, ratio.into());
         // As many blocks at a time as there are rows, so that those that are out of range, whose
         // rows stay as they are, share none with the others.
         let blocks = self.blocks();
-        for from in (0..blocks).step_by(self.rows) {
-            let count = self.rows.min(blocks - from);
-            let first = B::int_add_scalar(self.first(), (from as i64).into());
-            let number = self.positions.from(first, count);
-            let index = B::int_remainder_scalar(number.clone(), (self.rows as i64).into());
+        for from in (0..blocks).step_by(available) {
+            let count = available.min(blocks - from);
+            let first = B::int_add_scalar(first.clone(), (from as i64).into());
+            let number = positions.from(first, count);
+            let index = B::int_remainder_scalar(number.clone(), (available as i64).into());
             let out = B::int_not_equal(index.clone(), number.clone(), mask_dtype);
-            let vacant = self.positions.vacant.clone();
+            let vacant = positions.vacant.clone();
             let vacant = B::bool_expand(vacant, number.shape());
             let complete = B::int_expand(complete.clone(), number.shape());
             let partial = B::int_lower_equal(complete, number, mask_dtype);
             let old = B::bool_or(B::bool_or(out, partial), vacant);
             let row = slice::<B>(compressed.clone(), 1, from..from + count);
-            rows = self.put(rows, index, row, old);
+            rows = self.put(positions, rows, index, row, old);
         }
         rows
     }
@@ -184,20 +262,21 @@ impl<'a, B: NormOps + RowOps> CompressionStep<'a, B> {
     /// [`NewPositions::put`], in pages where there are some.
     fn put(
         &self,
+        positions: &NewPositions<B>,
         rows: FloatTensor<B>,
         numbers: IntTensor<B>,
         row: FloatTensor<B>,
         old: BoolTensor<B>,
     ) -> FloatTensor<B> {
-        let Some(pages) = self.inputs.pages.as_ref() else {
-            return self.positions.put(rows, numbers, row, old);
+        let Some(pages) = self.pages.as_ref() else {
+            return positions.put(rows, numbers, row, old);
         };
         let shape = rows.shape();
         let [all, of_page, width] = dims_of(&shape);
         let [batch, count] = numbers.dims();
         let at = located::<B>(pages.clone(), of_page, numbers);
         // As of one sequence.
-        let rows = self.positions.put(
+        let rows = positions.put(
             reshape::<B>(rows, [1, all * of_page, width]),
             int_reshape::<B>(at, [1, batch * count]),
             reshape::<B>(row, [1, batch * count, width]),

@@ -17,5 +17,5 @@ mod sink;
 #[cfg(feature = "flex")]
 pub(super) use by_query::{cached_attention_by_query, index_scores_by_query};
 pub(super) use cached::{append_rows, cached_attention};
-pub(super) use compress::compress_rows;
+pub(super) use compress::{BlockRows, compress_rows, pool_blocks};
 pub(super) use index::index_scores;

@@ -1,10 +1,10 @@
 //! New positions, and their slots in the tensors of a cache.
 
-use crate::attention::options::{CONTENT_BLOCK, MASKED, RowRounding};
+use crate::attention::options::{CONTENT_BLOCK, MASKED, RowRounding, SHARED_BLOCK, WHOLE_BLOCK};
 use crate::dims::{Dims, dims_of};
 use crate::quant::FP4_BLOCK;
 use crate::reference::prelude::*;
-use crate::roundtrip::reference::{hadamard, roundtrip};
+use crate::roundtrip::reference::{hadamard, roundtrip, roundtrip_scaled};
 use crate::roundtrip::{E2M1, E4M3};
 
 /// The new positions of every sequence, from its start on.
@@ -122,6 +122,9 @@ pub(super) fn round<B: Backend>(
             B::float_cat(vec![content, slice::<B>(rows, 1, unrotated..width)], 1)
         }
         RowRounding::Index => roundtrip::<B>(hadamard::<B>(rows), FP4_BLOCK, &E2M1),
+        RowRounding::Whole => roundtrip::<B>(rows, WHOLE_BLOCK, &E4M3),
+        RowRounding::Shared => roundtrip_scaled::<B>(rows, SHARED_BLOCK),
+        RowRounding::Key => roundtrip::<B>(rows, FP4_BLOCK, &E2M1),
         RowRounding::Content | RowRounding::None => rows,
     };
     B::float_reshape(B::float_cast(rows, dtype.into()), shape)
@@ -135,16 +138,27 @@ pub(super) fn hidden_blocks<B: Backend>(
     rows: usize,
     ratio: usize,
 ) -> BoolTensor<B> {
-    let position = positions.from(positions.start.clone(), count);
-    let [batch, _] = position.dims();
+    let batch = positions.batch;
     let shape = Shape::new([batch, count, rows]);
+    let row = numbers::<B>(0..rows as i64, 2, shape, &positions.start.device());
+    hidden_picks(positions, &row, ratio)
+}
+
+/// The same of the rows `picks`, a number for each query: `[batch, count, picks]`.
+pub(super) fn hidden_picks<B: Backend>(
+    positions: &NewPositions<B>,
+    picks: &IntTensor<B>,
+    ratio: usize,
+) -> BoolTensor<B> {
+    let shape = picks.shape();
+    let [batch, count, _] = dims_of(&shape);
+    let position = positions.from(positions.start.clone(), count);
     let mask_dtype = bool_dtype::<B>(&position.device());
     // A block that is longer than the largest position is never complete.
     let ratio = ratio.min(i32::MAX as usize) as i64;
     let visible = B::int_div_scalar(B::int_add_scalar(position, 1.into()), ratio.into());
-    let row = numbers::<B>(0..rows as i64, 2, shape.clone(), &visible.device());
     let visible = int_broadcast::<B>(visible, [batch, count, 1], shape.clone());
-    let hidden = B::int_greater_equal(row, visible, mask_dtype);
+    let hidden = B::int_greater_equal(picks.clone(), visible, mask_dtype);
     let vacant = bool_broadcast::<B>(positions.vacant.clone(), [batch, 1, 1], shape);
     B::bool_or(hidden, vacant)
 }

@@ -16,8 +16,8 @@ pub(super) struct ExpertMatrices {
     pub matrices: [Matrices; 2],
     /// The limit of gates.
     pub limit: f64,
-    /// Whether hidden values are rounded to FP8.
-    rounded: bool,
+    /// Columns of the blocks in which hidden values are rounded to FP8, if they are.
+    rounded: Option<usize>,
 }
 
 impl From<PackedExperts<CubeBackend>> for ExpertMatrices {
@@ -47,9 +47,11 @@ impl ExpertMatrices {
         can_multiply(x, self.matrices())
     }
 
-    /// Whether kernels for tensor cores multiply by all of them.
+    /// Whether kernels for tensor cores multiply by all of them. These write the columns of each
+    /// [`FP8_BLOCK`] in an order of their own, so that no smaller blocks can be rounded.
     pub fn have_tiles(&self, x: &CubeTensor) -> bool {
-        has_tiles(x, self.matrices())
+        let whole = self.rounded.is_none_or(|block| block == FP8_BLOCK);
+        whole && has_tiles(x, self.matrices())
     }
 
     /// The first product, with the rows, the pairs and the scores of `product`.
@@ -96,7 +98,7 @@ impl ExpertMatrices {
             _ => (DType::BF16, terms(product.dtype) as usize),
         };
         let shape = [product.pairs * terms, schedule.hidden_columns(down)];
-        if !self.rounded || shape[1] == down.columns {
+        if self.rounded.is_none() || shape[1] == down.columns {
             return output(x, shape, dtype);
         }
         // Padding must not count among the largest of a block, and products do not write it.
@@ -110,8 +112,8 @@ impl ExpertMatrices {
     pub fn finish(&self, hidden: CubeTensor, pairs: usize) -> CubeTensor {
         let terms = (hidden.meta.shape()[0] / pairs) as u32;
         match self.rounded {
-            true => round_terms(hidden, FP8_BLOCK, SmallFloat::Fp8, terms),
-            false => hidden,
+            Some(block) => round_terms(hidden, block, SmallFloat::Fp8, terms),
+            None => hidden,
         }
     }
 }

@@ -141,7 +141,7 @@ impl Mixture {
     fn shared_rows(&self, x: &CubeTensor, portable: bool) -> Option<CubeTensor> {
         let shared = self.shared.as_ref()?;
         let [gate_up, down] = shared.matrices();
-        let schedules = match portable {
+        let schedules = match portable || !shared.have_tiles(x) {
             true => [Schedule::Portable; 2],
             false => Schedule::of_expert(x, [gate_up, down]),
         };
@@ -190,7 +190,10 @@ impl Mixture {
             into_contiguous(part(&self.scores)),
         );
         let [gate_up, down] = self.experts.matrices();
-        let schedules = Schedule::of_pairs(&x, pairs, [gate_up, down]);
+        let schedules = match self.experts.have_tiles(&x) {
+            true => Schedule::of_pairs(&x, pairs, [gate_up, down]),
+            false => [Schedule::Portable; 2],
+        };
         let sorted = sort(&ids, gate_up.count, schedules[0].rows(x.dtype));
         let product = Product {
             grouping: Grouping::Sorted(&sorted),

@@ -68,6 +68,7 @@ impl Walk<'_, '_> {
         self.linear(format!("{prefix}.wo_b"), hidden, c.o_groups * c.o_lora_rank);
         match kind {
             AttentionKind::Window => {}
+            AttentionKind::Shared(_) => unreachable!("no fixture has shared rows"),
             AttentionKind::HeavilyCompressed { ratio } => {
                 self.compressor(&format!("{prefix}.compressor"), ratio, head, head);
             }

@@ -324,3 +324,19 @@ fn a_hubs_cache_gives_the_same_logits() {
         "{error}"
     );
 }
+
+#[test]
+fn scales_of_blocks_that_the_configuration_does_not_have_are_refused() {
+    let mut variant = Variant::of(TINY);
+    let mut tensors = variant.tensors.iter_mut();
+    let scale = tensors.find(|of| of.name == "layers.0.attn.wq_a.scale");
+    let scale = scale.unwrap();
+    let (_dir, whole) = Variant::of(TINY).open().unwrap();
+    let weight = whole.tensor("layers.0.attn.wq_a.weight").unwrap();
+    scale.shape = weight.shape.iter().map(|size| size.div_ceil(32)).collect();
+    scale.bytes = vec![127; scale.shape.iter().product()];
+    let (_dir, checkpoint) = variant.open().unwrap();
+    let loaded = checkpoint.load(&LoadOptions::default(), &Device::flex());
+    let error = loaded.unwrap_err().to_string();
+    assert!(error.contains("layers.0.attn.wq_a.scale"), "{error}");
+}

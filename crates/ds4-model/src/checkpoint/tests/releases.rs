@@ -6,18 +6,21 @@ use std::io::{Seek, Write};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor};
 
-use super::super::{Checkpoint, LoadOptions};
+use super::super::{Checkpoint, CheckpointError, Form, LoadOptions};
 use crate::cache::{CacheConfig, CacheLayout, Rollback};
 use crate::config::{AttentionKind, DsparkParams, ModelConfig};
 use crate::linear::WeightStack;
 use crate::model::ModelSource;
-use crate::placement::{Place, Placement};
-use crate::weights::{Initial, WeightSource};
+use crate::placement::{Parallel, Place, Placement, Plan};
+use crate::repository::path;
+use crate::weights::{EngramTable, Initial, WeightSource};
 
 /// Lists the tensors of a release, in its formats, and has none.
 #[derive(Default)]
 struct Listed {
     tensors: Vec<(String, &'static str, Vec<usize>)>,
+    /// Rows and columns of a block of FP8 weights.
+    block: usize,
 }
 
 impl Listed {
@@ -27,7 +30,7 @@ impl Listed {
 
     fn fp8(&mut self, prefix: &str, [out, inp]: [usize; 2]) {
         self.add(&format!("{prefix}.weight"), "F8_E4M3", &[out, inp]);
-        let scales = [out.div_ceil(128), inp.div_ceil(128)];
+        let scales = [out.div_ceil(self.block), inp.div_ceil(self.block)];
         self.add(&format!("{prefix}.scale"), "F8_E8M0", &scales);
     }
 
@@ -116,6 +119,12 @@ impl WeightSource for Listed {
         None
     }
 
+    fn lookup(&mut self, prefix: &str, [rows, width]: [usize; 2]) -> Option<EngramTable> {
+        self.add(&format!("{prefix}.weight"), "F8_E4M3", &[rows, width]);
+        self.add(&format!("{prefix}.scale"), "F8_E8M0", &[rows, width / 32]);
+        None
+    }
+
     fn table(&mut self, name: &str, shape: [usize; 2], _: usize) -> Option<Param<Tensor<2, Int>>> {
         self.add(name, "I64", &shape);
         None
@@ -124,7 +133,10 @@ impl WeightSource for Listed {
 
 /// A checkpoint of all tensors of a configuration, whose contents are zeros that take no space.
 pub(super) fn checkpoint(config: ModelConfig) -> Checkpoint {
-    let mut listed = Listed::default();
+    let mut listed = Listed {
+        block: config.weight_block,
+        ..Listed::default()
+    };
     assert!(config.build(&mut listed, false).is_none());
     let (header, bytes) = listed.header();
     let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -177,6 +189,8 @@ fn dspark(layers: usize, markov_rank: usize) -> Option<DsparkParams> {
         noise_token_id: 128_799,
         markov_rank,
         layers: 3,
+        taps_inputs: false,
+        experts: None,
     })
 }
 
@@ -265,6 +279,60 @@ fn a_drafter_of_the_sizes_of_a_release_is_counted_and_planned_for() {
 }
 
 #[test]
+fn v41_has_the_tensors_of_its_release() {
+    let config = crate::config::v41_flash();
+    let checkpoint = checkpoint(config);
+    // Those of the text, but for routing biases of images: one in each layer, of three that draft.
+    assert_eq!(checkpoint.tensors().len(), 95_819 - 43);
+    for (name, shape) in [
+        ("layers.39.attn.wq_b.weight", vec![32_768, 1280]),
+        ("layers.39.attn.wq_b.scale", vec![1024, 40]),
+        ("layers.20.attn.compressor.wkv.weight", vec![512, 5120]),
+        ("layers.14.attn.compressor.wgate.weight", vec![512, 5120]),
+        ("layers.20.attn.indexer.wk.weight", vec![128, 512]),
+        ("layers.36.attn.indexer.weights_proj.weight", vec![32, 5120]),
+        ("layers.36.attn.indexer.wq_b.weight", vec![4096, 1280]),
+        ("layers.1.engram.embed.scale", vec![384_006_168, 8]),
+        ("layers.14.engram.wkv.scale", vec![800, 192]),
+        ("layers.14.engram.q_weight", vec![4, 5120]),
+        ("mtp.2.ffn.gate.weight", vec![128, 5120]),
+        ("mtp.0.main_proj.scale", vec![160, 480]),
+    ] {
+        assert_eq!(checkpoint.tensor(name).expect(name).shape, shape, "{name}");
+    }
+    for name in [
+        "layers.20.attn.compressor.wgate.weight",
+        "layers.2.attn.compressor.ape",
+        "layers.24.attn.indexer.wk.weight",
+        "layers.3.attn.indexer.wq_b.weight",
+        "hc_head_fn",
+        "mtp.2.hc_head_fn",
+    ] {
+        assert!(checkpoint.tensor(name).is_none(), "{name}");
+    }
+    let options = LoadOptions::default();
+    let bytes = checkpoint.model_bytes(&options, &Device::flex(), 4096);
+    let drafter = bytes.unwrap().drafter.expect("a drafter");
+    // 128 experts of FP4 in each stage are the most of it.
+    let experts = 3 * 128 * 3 * 5120 * 2304 / 32 * 17;
+    assert!((experts..experts * 2).contains(&drafter.weights));
+    let names = ["first", "second"].map(String::from);
+    let bytes = checkpoint
+        .model_bytes(&options, &Device::flex(), 4096)
+        .unwrap();
+    let plan = Plan::new(checkpoint.config(), &bytes, &names, Parallel::Layers, None);
+    let error = plan.unwrap_err().to_string();
+    assert!(
+        error.contains("2 devices") && error.contains("kv_source_layer_ids"),
+        "{error}"
+    );
+    let target = tempfile::tempdir().unwrap();
+    let written = checkpoint.convert(Form::Dense, target.path(), 1 << 30, |_, _| {});
+    let error = written.unwrap_err().to_string();
+    assert!(error.contains("cannot be converted"), "{error}");
+}
+
+#[test]
 fn random_packed_weights_of_pro_with_its_drafter_have_the_bytes_of_its_file() {
     // An eighth as wide, with few layers and experts.
     let config = ModelConfig {
@@ -319,4 +387,51 @@ fn layers_of_a_drafter_that_the_file_does_not_have_are_named() {
         let error = error.unwrap_err().to_string();
         assert!(error.contains(named), "{layers} layers: {error}");
     }
+}
+
+#[test]
+fn random_packed_weights_of_v41_are_as_those_of_a_file_on_a_device() {
+    use burn_ds4_ops::quant::Activations;
+
+    let stored = Checkpoint::open(&path("tests/fixtures/v41-goldens")).unwrap();
+    let (config, device) = (stored.config().clone(), Device::flex());
+    let dtype = burn::tensor::FloatDType::F32;
+    let model = config.init_packed(dtype, Activations::Released, &device);
+    let options = LoadOptions {
+        activations: Activations::Released,
+        ..LoadOptions::default()
+    };
+    let loaded = stored.load(&options, &device).unwrap();
+    // What is expanded for speed rounds as what stays packed.
+    let options = LoadOptions {
+        expand: true,
+        ..options
+    };
+    let expanded = stored.load(&options, &device).unwrap();
+    for model in [&model, &loaded, &expanded] {
+        let layer = &model.layers[0];
+        for weight in [&layer.attention.query_a.weight, &layer.moe.gate_up] {
+            assert_eq!(weight.activations, Activations::Released32);
+        }
+    }
+    assert_eq!(bytes(&model), bytes(&loaded));
+    let counted = config.packed_bytes(dtype, std::slice::from_ref(&device), 1);
+    assert_eq!(counted.weights(), bytes(&model));
+}
+
+#[test]
+fn engram_ids_are_looked_for_before_weights_are_read() {
+    let (from, dir) = (path("tests/fixtures/v41-goldens"), tempfile::tempdir());
+    let dir = dir.unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(from.join(file), dir.path().join(file)).unwrap();
+    }
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let mut reports = 0;
+    let progress = |_, _| reports += 1;
+    let options = LoadOptions::default();
+    let loaded = checkpoint.load_with_progress(&options, &Device::flex(), progress);
+    let error = loaded.unwrap_err();
+    assert!(matches!(error, CheckpointError::EngramIds(_)), "{error}");
+    assert_eq!(reports, 0);
 }

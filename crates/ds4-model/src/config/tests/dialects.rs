@@ -50,6 +50,7 @@ fn the_released_dialect_is_read() {
         max_position_embeddings: 4096,
         bos_token_id: 0,
         eos_token_id: 1,
+        ..ModelConfig::new()
     };
     assert_eq!(config, expected);
 }
@@ -94,6 +95,7 @@ fn the_transformers_dialect_is_read() {
         max_position_embeddings: 4096,
         bos_token_id: 0,
         eos_token_id: 1,
+        ..ModelConfig::new()
     };
     assert_eq!(parse(&transformers()), expected);
 

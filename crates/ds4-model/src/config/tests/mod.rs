@@ -3,6 +3,9 @@ mod dialects;
 mod drafter;
 mod in_the_wild;
 mod made_by_hand;
+mod v41;
+
+pub(crate) use v41::flash as v41_flash;
 
 use serde_json::Value;
 

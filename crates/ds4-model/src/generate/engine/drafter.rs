@@ -7,7 +7,6 @@ use burn::tensor::{Int, Tensor};
 
 use super::config::EngineConfig;
 use super::results::LEFT_OUT;
-use crate::block::unflattened;
 use crate::cache::{Cache, CacheConfig, CacheError, CacheLayout};
 use crate::config::ModelConfig;
 use crate::dspark::{BlockDrafts, Dspark, most_likely};
@@ -25,10 +24,10 @@ pub(super) struct Features {
 
 impl Features {
     /// Those of a whole trunk.
-    pub(super) fn of(passing: Passing, positions: [usize; 2]) -> Self {
+    pub(super) fn of(model: &Model, passing: Passing, positions: [usize; 2]) -> Self {
         let (streams, taps) = passing.into_parts();
         Self {
-            streams: unflattened(streams, positions),
+            streams: model.head.end(streams, positions),
             taps,
         }
     }
@@ -56,7 +55,7 @@ pub(super) trait Drafter: fmt::Debug + Send {
     /// What drafts, for messages.
     fn name(&self) -> &'static str;
 
-    /// Layers of the trunk whose outputs it reads, ascending.
+    /// Layers of the trunk whose outputs it reads, or inputs in V4.1, ascending.
     fn taps(&self) -> &[usize] {
         &[]
     }

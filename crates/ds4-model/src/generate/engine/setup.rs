@@ -73,7 +73,7 @@ impl Setup<'_> {
         }
     }
 
-    /// Layers of the trunk whose outputs the drafter reads.
+    /// Layers of the trunk that the drafter [taps](super::drafter::Drafter::taps).
     pub(super) fn taps(&self) -> &[usize] {
         self.drafter.as_ref().map_or(&[], |drafter| drafter.taps())
     }

@@ -63,6 +63,9 @@ struct InTurn;
 
 impl Executor for InTurn {
     fn refusal(&self, model: &Model) -> Option<&'static str> {
+        if model.config.engram.is_some() {
+            return Some("rows of engrams are looked up by the host");
+        }
         let is_distinct = model.placement.is_distinct();
         (!is_distinct).then_some("a device has layers in several places")
     }
@@ -233,4 +236,29 @@ fn run(
     let passing = Runs(model).part(part, given, cache, setup.taps(), &Trace::off());
     trunk.advance(part, step);
     passing
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::executor;
+    use crate::checkpoint::{Checkpoint, LoadOptions};
+    use crate::repository::path;
+
+    #[test]
+    fn steps_with_engrams_are_not_recorded_and_that_is_told() {
+        for (dir, expected) in [
+            ("assets/ds4-tiny", None),
+            (
+                "tests/fixtures/v41-goldens",
+                Some("rows of engrams are looked up by the host"),
+            ),
+        ] {
+            let checkpoint = Checkpoint::open(&path(dir)).unwrap();
+            let model = checkpoint.load(&LoadOptions::default(), &Device::flex());
+            let model = model.unwrap();
+            assert_eq!(executor(&model).refusal(&model), expected, "{dir}");
+        }
+    }
 }

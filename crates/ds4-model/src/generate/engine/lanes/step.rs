@@ -39,7 +39,7 @@ impl Lanes {
         // Nobody else may hold the inputs when they are written.
         drop(inputs);
         self.caches.trunk.close(open)?;
-        let features = Features::of(passing, [lanes, rows]);
+        let features = Features::of(setup.model, passing, [lanes, rows]);
         let scores = match logits {
             Some(logits) => Scores::Logits(logits),
             None => Scores::Hidden(setup.model.hidden(features.streams.clone())),
