@@ -46,11 +46,6 @@ impl<'a> WarmUp<'a> {
         }
     }
 
-    /// How many rounds are over, and of how many.
-    pub fn progress(&self) -> (usize, usize) {
-        (self.over, self.rounds.len())
-    }
-
     /// Takes a step with the texts of a round. Returns whether all rounds are over.
     pub fn step(&mut self) -> Result<bool, GenerateError> {
         let Some(round) = self.rounds.get(self.over) else {
@@ -83,6 +78,15 @@ impl<'a> WarmUp<'a> {
         }
         self.over += usize::from(engine.is_idle());
         Ok(false)
+    }
+}
+
+/// What the server does beside it.
+#[cfg(any(feature = "protocols", test))]
+impl WarmUp<'_> {
+    /// How many rounds are over, and of how many.
+    pub fn progress(&self) -> (usize, usize) {
+        (self.over, self.rounds.len())
     }
 
     /// Gives back the memory of the texts. Their round begins anew with the next step.
