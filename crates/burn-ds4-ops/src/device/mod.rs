@@ -286,10 +286,21 @@ impl DeviceSpec {
                 let found = Device::enumerate(burn::tensor::DeviceType::Cuda).len();
                 let reason = format!("the CUDA driver reports {found} device(s)");
                 let device = (index < found).then(|| Device::cuda(index));
-                device.ok_or(DeviceError::NotPresent {
+                let device = device.ok_or(DeviceError::NotPresent {
                     device: self,
                     reason,
-                })
+                })?;
+                // Without, CubeCL panics at each kernel on a thread of its own, and callers wait.
+                #[cfg(feature = "cuda")]
+                if cubecl::cuda::install::cuda_path().is_none() {
+                    let reason = "kernels are compiled with headers of the CUDA toolkit: install \
+                                  it, or set CUDA_PATH to its folder";
+                    return Err(DeviceError::Unfit {
+                        device: self,
+                        reason: reason.into(),
+                    });
+                }
+                Ok(device)
             }
             #[cfg(feature = "cpu")]
             Self::Cpu => Ok(Device::cpu()),
