@@ -1,9 +1,10 @@
 //! Files of a checkpoint. Only regular ones are read: a FIFO or a device could block for ever, or
 //! never end.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokenizers::Tokenizer;
 
@@ -38,6 +39,27 @@ fn read_from(source: impl Read, maximum: u64) -> io::Result<Vec<u8>> {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
     }
     Ok(bytes)
+}
+
+/// Writes a temporary file beside `path`, and renames it: no reader finds a part of the bytes, and
+/// of several writers the last one counts.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    static WRITERS: AtomicUsize = AtomicUsize::new(0);
+    let writer = WRITERS.fetch_add(1, Ordering::Relaxed);
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{}-{writer}.tmp", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let written = File::create(&temporary)
+        .and_then(|mut file| {
+            file.write_all(bytes)?;
+            file.sync_all()
+        })
+        .and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // The first error is the one to report.
+        let _ = fs::remove_file(&temporary);
+    }
+    written
 }
 
 /// Reads a regular file of UTF-8, without the byte-order mark that an editor may have written.

@@ -5,15 +5,14 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
 use super::args::Compression;
-use super::compress::{CompressionInputs, CompressionOptions, check_pool};
+use super::compress::{CompressionInputs, CompressionOptions, check_complete, check_pool};
 use super::options::RowRounding;
 use super::pages::PagedRows;
 use super::reference::{self, BlockRows};
 use super::rows::Positions;
-use super::validation::{expect_rounding, latest};
+use super::validation::expect_rounding;
 use crate::OpError;
-use crate::device::is_host;
-use crate::validation::{FLOATS, expect_float, expect_positive, expect_tensor, expect_value};
+use crate::validation::{FLOATS, expect_float, expect_positive, expect_tensor};
 
 /// The result of [`pool_blocks`].
 #[derive(Clone, Debug)]
@@ -127,12 +126,7 @@ pub fn store_blocks(
     if batch == 0 || count == 0 {
         return Ok(rows);
     }
-    if is_host(&new.device()) {
-        let complete = |start: usize| (start + count) / ratio;
-        let blocks = latest(&positions.start).map_or(0, complete);
-        let expected = format_args!("at most {available}, the rows that there are");
-        expect_value(blocks <= available, "complete blocks", blocks, expected)?;
-    }
+    check_complete(&positions, (ratio, count), available)?;
     let blocks = BlockRows::<Dispatch> {
         angles: positions.angles.into_dispatch(),
         start: positions.start.into_dispatch(),

@@ -184,7 +184,20 @@ pub(super) fn check_compress(
     check_pool(inputs, positions, options.overlap, raw, (width, like))?;
     paged.check("rows", FLOATS, [batch, width], like)?;
     expect_rounding("columns of rows", options.rounding, width)?;
-    if batch == 0 || count == 0 || !is_host(&device) {
+    if batch == 0 || count == 0 {
+        return Ok(());
+    }
+    check_complete(positions, (ratio, count), available)
+}
+
+/// Checks that `count` new positions complete no more blocks of `ratio` than there are rows, where
+/// the device's memory is the host's.
+pub(super) fn check_complete(
+    positions: &Positions,
+    (ratio, count): (usize, usize),
+    available: usize,
+) -> Result<(), OpError> {
+    if !is_host(&positions.start.device()) {
         return Ok(());
     }
     let complete = |start: usize| (start + count) / ratio;

@@ -38,18 +38,27 @@ impl<'a> Warming<'a> {
     /// Takes a step. Returns whether it was the last one.
     fn step(&mut self) -> Result<bool, GenerateError> {
         let (over, rounds) = self.warm_up.progress();
-        let seconds = self.started.elapsed().as_secs_f32();
+        let started = self.started;
+        let seconds = || started.elapsed().as_secs_f32();
         if self.told.is_none_or(|told| told.elapsed() >= PAUSE) {
             self.told = Some(Instant::now());
-            tracing::info!(over, rounds, seconds, "warming up: compiling kernels");
+            tracing::info!(
+                over,
+                rounds,
+                seconds = seconds(),
+                "warming up: compiling kernels"
+            );
         }
         let is_over = self.warm_up.step()?;
         self.startup.tell(self.warm_up.progress());
         if over == 0 && self.warm_up.progress().0 > 0 {
-            tracing::info!(seconds, "ready: what every request needs is compiled");
+            tracing::info!(
+                seconds = seconds(),
+                "ready: what every request needs is compiled"
+            );
         }
         if is_over {
-            tracing::info!(seconds, "warm: kernels are compiled");
+            tracing::info!(seconds = seconds(), "warm: kernels are compiled");
         }
         Ok(is_over)
     }

@@ -1,11 +1,9 @@
 //! One id for all tokens of like texts.
 
 use std::collections::HashMap;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use thiserror::Error;
 use tokenizers::normalizers::StripAccents;
@@ -144,18 +142,9 @@ impl EngramIds {
         Self::of_tokenizer(&tokenizer).checked(path, params, vocab_size)
     }
 
-    /// Writes another file and renames it, so that none has a part of the ids under its name.
     fn keep(&self, path: &Path) -> io::Result<()> {
-        static WRITERS: AtomicUsize = AtomicUsize::new(0);
-        let writer = WRITERS.fetch_add(1, Ordering::Relaxed);
-        let temporary = path.with_extension(format!("{}-{writer}.partial", std::process::id()));
         let bytes = self.0.iter().flat_map(|id| i64::from(*id).to_le_bytes());
-        let written = fs::write(&temporary, bytes.collect::<Vec<u8>>());
-        let written = written.and_then(|()| fs::rename(&temporary, path));
-        written.inspect_err(|_| {
-            // The first error is the one to report.
-            let _ = fs::remove_file(&temporary);
-        })
+        files::replace(path, &bytes.collect::<Vec<u8>>())
     }
 
     /// The ids of a tokenizer's tokens, in the order of these. The first token of a text gets the

@@ -72,7 +72,7 @@ impl FlashHeadFile {
             source,
         };
         let bytes = writer::encode(head, seed).map_err(|reason| error(io::Error::other(reason)))?;
-        writer::replace(path, &bytes).map_err(error)
+        files::replace(path, &bytes).map_err(error)
     }
 
     /// Reads a file.

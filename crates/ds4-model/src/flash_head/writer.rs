@@ -1,9 +1,6 @@
 //! Writing of a file.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::path::Path;
 
 use burn::tensor::DType;
 use burn_ds4_ops::flash_head::FlashHead;
@@ -54,22 +51,4 @@ pub(super) fn encode(head: &FlashHead, seed: Option<u64>) -> Result<Vec<u8>, Str
         ),
     ];
     safetensors::serialize(tensors, Some(metadata)).map_err(|error| error.to_string())
-}
-
-/// Writes a temporary file beside `path`, and renames it.
-pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(name);
-    let written = File::create(&temporary)
-        .and_then(|mut file| {
-            file.write_all(bytes)?;
-            file.sync_all()
-        })
-        .and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        // The first error is the one to report.
-        let _ = fs::remove_file(&temporary);
-    }
-    written
 }
