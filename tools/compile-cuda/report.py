@@ -41,7 +41,8 @@ def main():
     ptxas, *folders = sys.argv[1:]
     table = defaultdict(dict)
     for folder in folders:
-        paths = sorted(os.path.join(folder, name) for name in os.listdir(folder))
+        names = (name for name in os.listdir(folder) if name.endswith(".ptx"))
+        paths = sorted(os.path.join(folder, name) for name in names)
         if not paths:
             sys.exit(f"{folder}: no kernel was compiled")
         with ThreadPoolExecutor(os.cpu_count()) as pool:

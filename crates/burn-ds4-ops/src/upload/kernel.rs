@@ -13,10 +13,11 @@ fn pair(word: u32, #[comptime] shift: u32) -> u32 {
     ((codes & 0x0007_0007u32) << 6u32) | ((codes & 0x0008_0008u32) << 12u32)
 }
 
-/// [`repack_fp4`](crate::quant::repack_fp4) of every word, a unit each.
+/// [`repack_fp4`](crate::quant::repack_fp4) of `count` words, a unit each. The length that a buffer
+/// has in a kernel is that of its memory, which may be more.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn repack_fp4_kernel(words: &mut [u32]) {
-    if ABSOLUTE_POS < words.len() {
+pub(crate) fn repack_fp4_kernel(words: &mut [u32], count: usize) {
+    if ABSOLUTE_POS < count {
         let word = words[ABSOLUTE_POS];
         let known = pair(word, 0u32) | (pair(word, 4u32) >> 4u32);
         let by_2 = turned(pair(word, 8u32), 8u32);
@@ -29,12 +30,18 @@ pub(crate) fn repack_fp4_kernel(words: &mut [u32]) {
     }
 }
 
-/// Writes 1 to `found` if a word has an element of so many bits with all of a mask. A unit has a
-/// word, and all that write write the same. Encodings have one kernel: compiling it takes longer
-/// than checking a layer.
+/// Writes 1 to `found` if one of `count` words has an element of so many bits with all of a mask. A
+/// unit has a word, and all that write write the same. Encodings have one kernel: compiling it takes
+/// longer than checking a layer.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn any_not_finite_kernel(words: &[u32], found: &mut [i32], bits: u32, mask: u32) {
-    if ABSOLUTE_POS < words.len() {
+pub(crate) fn any_not_finite_kernel(
+    words: &[u32],
+    count: usize,
+    found: &mut [i32],
+    bits: u32,
+    mask: u32,
+) {
+    if ABSOLUTE_POS < count {
         let word = words[ABSOLUTE_POS];
         let mut any = false;
         for element in 0..32u32 / bits {

@@ -14,15 +14,16 @@ fn dims(words: &CubeTensor) -> (CubeCount, CubeDim) {
 
 pub(super) fn repack_fp4_words(words: CubeTensor) -> CubeTensor {
     let words = writable(into_contiguous(words));
-    let (count, dim) = dims(&words);
+    let (cubes, dim) = dims(&words);
     // SAFETY: units past the last word do nothing.
     unsafe {
         repack_fp4_kernel::launch_unchecked(
             &words.client,
-            count,
+            cubes,
             dim,
             address_type([&words]),
             words.clone().into_buffer_arg(),
+            words.shape().num_elements(),
         );
     }
     words
@@ -30,7 +31,8 @@ pub(super) fn repack_fp4_words(words: CubeTensor) -> CubeTensor {
 
 pub(super) fn any_not_finite(words: CubeTensor, encoding: Encoding) -> CubeTensor {
     let words = into_contiguous(words);
-    let (count, dim) = dims(&words);
+    let (cubes, dim) = dims(&words);
+    let count = words.shape().num_elements();
     let (bits, mask) = encoding.mask();
     let client = words.client.clone();
     let found = CubeTensor::new_contiguous(
@@ -44,10 +46,11 @@ pub(super) fn any_not_finite(words: CubeTensor, encoding: Encoding) -> CubeTenso
     unsafe {
         any_not_finite_kernel::launch_unchecked(
             &client,
-            count,
+            cubes,
             dim,
             address_type([&words]),
             words.into_buffer_arg(),
+            count,
             found.clone().into_buffer_arg(),
             bits,
             mask,
