@@ -13,8 +13,8 @@ fn pair(word: u32, #[comptime] shift: u32) -> u32 {
     ((codes & 0x0007_0007u32) << 6u32) | ((codes & 0x0008_0008u32) << 12u32)
 }
 
-/// [`repack_fp4`](crate::quant::repack_fp4) of `count` words, a unit each. The length that a buffer
-/// has in a kernel is that of its memory, which may be more.
+/// [`repack_fp4`](crate::quant::repack_fp4) of `count` words, a unit each. A kernel sees a buffer's
+/// length as that of its memory, which may be more.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn repack_fp4_kernel(words: &mut [u32], count: usize) {
     if ABSOLUTE_POS < count {
@@ -31,8 +31,8 @@ pub(crate) fn repack_fp4_kernel(words: &mut [u32], count: usize) {
 }
 
 /// Writes 1 to `found` if one of `count` words has an element of so many bits with all of a mask. A
-/// unit has a word, and all that write write the same. Encodings have one kernel: compiling it takes
-/// longer than checking a layer.
+/// unit has a word, and all that write write the same. Encodings have one kernel: it takes longer
+/// to compile it than to check a layer.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn any_not_finite_kernel(
     words: &[u32],
