@@ -13,7 +13,7 @@ use ds4_model::trace::Trace;
 
 use crate::common::some;
 use crate::engine::{add, alone, engine, has_graphs, request, together};
-use crate::two_layers::{CAPACITY, Fixture, every_model, every_quick_model};
+use crate::two_layers::{CAPACITY, Fixture, PAGE, every_model, every_quick_model};
 
 const VOCABULARY: usize = 1024;
 const SHORT: usize = 12;
@@ -217,18 +217,18 @@ fn texts_with_and_without_constraints_are_those_that_they_are_alone() {
             let follows = Thirds::allow_all(last, text);
             assert_eq!(follows, own.constraint.is_some(), "{name}: {text:?}");
         }
-        // Drafts, lanes at a time, first capacity, graphs.
+        // Drafts, lanes at a time, positions of a page, graphs.
         let cases = [
-            (0, 4, CAPACITY, true),
-            (1, 4, 1024, true),
-            (3, 4, CAPACITY, false),
-            (3, 1, 1024, true),
+            (0, 4, PAGE, true),
+            (1, 4, 256, true),
+            (3, 4, PAGE, false),
+            (3, 1, 256, true),
         ];
-        for &(drafts, lanes, capacity, graphs) in some(name, &cases, 3) {
+        for &(drafts, lanes, page, graphs) in some(name, &cases, 3) {
             let config = EngineConfig {
                 drafts,
                 lanes,
-                capacity,
+                page,
                 graphs,
                 ..EngineConfig::default()
             };

@@ -19,7 +19,7 @@ use crate::engine::{
     unrecordable, with_logits,
 };
 use crate::golden::root;
-use crate::two_layers::{CAPACITY, Fixture, bits, text};
+use crate::two_layers::{CAPACITY, Fixture, PAGE, bits, text};
 
 /// Two devices of one kind for each kind that is there, by name.
 pub(crate) fn pairs() -> Vec<(String, [Device; 2])> {
@@ -262,11 +262,11 @@ fn lone_texts_have_the_same_tokens_and_logits_on_two_devices() {
         let cases = few(name, &cases[..], &cases[1..2]);
         for &(drafts, graphs) in cases {
             for (index, (own, expected)) in requests.iter().zip(&expected).enumerate() {
-                // The first outgrows its lane, the second has a recording from the beginning.
+                // The first has several pages, the second one.
                 let config = EngineConfig {
                     drafts,
                     graphs,
-                    capacity: [CAPACITY, 1024][index],
+                    page: [PAGE, 256][index],
                     ..EngineConfig::default()
                 };
                 let mut engine = engine(divided, &config);
@@ -324,14 +324,14 @@ fn texts_that_join_and_leave_have_the_same_tokens_on_two_devices() {
                 }
             })
             .collect();
-        let cases = [(1, 4, 1024), (0, 8, CAPACITY), (3, 2, CAPACITY)];
+        let cases = [(1, 4, 256), (0, 8, PAGE), (3, 2, PAGE)];
         let every = if name == "flex BF16" { 3 } else { 1 };
         let cases = cases[..few(name, cases.len(), 1)].iter().step_by(every);
-        for &(drafts, lanes, capacity) in cases {
+        for &(drafts, lanes, page) in cases {
             let config = EngineConfig {
                 drafts,
                 lanes,
-                capacity,
+                page,
                 prefill_chunk: 18,
                 overlap: true,
                 ..EngineConfig::default()
@@ -429,7 +429,7 @@ fn prefixes_that_are_kept_are_the_same_on_two_devices() {
         let any = text(100);
         let config = EngineConfig {
             drafts: 1,
-            capacity: CAPACITY,
+            page: PAGE,
             prefill_chunk: 18,
             prefix_bytes: 1 << 22,
             exact_prefix: true,
@@ -571,7 +571,7 @@ fn twelve_layers_of_flash_have_the_same_texts_on_two_gpus() {
             let config = EngineConfig {
                 drafts,
                 lanes,
-                capacity: 2048,
+                context: Some(2048),
                 ..EngineConfig::default()
             };
             let start = std::time::Instant::now();

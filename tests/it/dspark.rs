@@ -322,7 +322,7 @@ fn greedy_text_and_the_acceptance_of_every_round_equal_the_golden() {
                 drafts: BLOCK,
                 graphs: false,
                 prefill_chunk: 50,
-                capacity: 128,
+                page: 16,
                 ..EngineConfig::default()
             };
             let mut engine = Engine::new(&model, config).expect("valid options");
@@ -405,7 +405,7 @@ fn texts_are_those_without_drafts_whatever_is_combined() {
                 lanes: 3,
                 drafts,
                 draft_confidence,
-                capacity: 64,
+                page: 16,
                 prefill_chunk: 32,
                 ..EngineConfig::default()
             };
@@ -474,6 +474,7 @@ fn a_prompt_that_begins_like_a_text_before_has_the_drafts_of_a_fresh_one() {
     let run = |prefix_bytes: usize| {
         let config = EngineConfig {
             drafts: BLOCK,
+            lanes: 8,
             prefill_chunk: 32,
             prefix_bytes,
             exact_prefix: true,
@@ -607,7 +608,7 @@ fn stop_tokens_constraints_and_log_probabilities_are_those_without_drafts() {
             lanes,
             drafts,
             draft_confidence,
-            capacity: 64,
+            page: 16,
             prefill_chunk: 32,
             ..EngineConfig::default()
         };

@@ -5,11 +5,8 @@ use burn::tensor::{Device, FloatDType};
 use ds4_model::generate::{Engine, EngineConfig, GenerateError, Request};
 
 use crate::engine::{Texts, add, alone, collect, engine, request, together};
-use crate::two_layers::{Fixture, text};
+use crate::two_layers::{Fixture, PAGE, text};
 
-/// Positions of the smallest lanes; the next ones have four times as many.
-const SMALL: usize = 32;
-const LARGE: usize = 4 * SMALL;
 /// More steps than any of these texts takes.
 const MOST_STEPS: usize = 400;
 
@@ -19,47 +16,20 @@ fn fixture() -> Fixture {
 
 fn config() -> EngineConfig {
     EngineConfig {
-        capacity: SMALL,
+        page: PAGE,
         prefill_chunk: 16,
         graphs: false,
         ..EngineConfig::default()
     }
 }
 
-/// Bytes of one lane and of the caches of a prompt of so many tokens, which is longer than a chunk.
-fn bytes(fixture: &Fixture, capacity: usize, prompt: usize) -> usize {
-    let config = EngineConfig {
-        capacity,
-        ..config()
-    };
-    let mut engine = engine(fixture, &config);
-    add(&mut engine, request(&text(prompt), 1));
-    engine.step().expect("a device that works");
-    assert_eq!((engine.running(), engine.waiting()), (0, 1));
-    engine.cache_bytes()
-}
-
-/// Bytes of one lane.
-fn lane_bytes(fixture: &Fixture, capacity: usize) -> usize {
-    let config = EngineConfig {
-        capacity,
-        ..config()
-    };
-    let mut engine = engine(fixture, &config);
-    add(&mut engine, request(&text(2), 4));
-    engine.step().expect("a device that works");
-    assert_eq!(engine.running(), 1);
-    engine.cache_bytes()
-}
-
-/// Steps until no text is left, which must not take for ever. Returns the texts, and how many of
-/// them were being decoded at a time at most.
-fn finish(engine: &mut Engine, maximum: usize) -> (Texts, usize) {
+/// Steps until no text is left, which must not take for ever. Returns the texts, and the most bytes
+/// of caches.
+fn finish(engine: &mut Engine) -> (Texts, usize) {
     let (mut texts, mut most) = (Texts::new(), 0);
     for _ in 0..MOST_STEPS {
         collect(engine.step().expect("a device that works"), &mut texts);
-        most = most.max(engine.running());
-        assert!(engine.cache_bytes() <= maximum);
+        most = most.max(engine.cache_bytes());
         if engine.is_idle() {
             return (texts, most);
         }
@@ -68,36 +38,12 @@ fn finish(engine: &mut Engine, maximum: usize) -> (Texts, usize) {
 }
 
 #[test]
-fn small_lanes_that_are_vacant_make_way_for_more_large_ones() {
-    let fixture = fixture();
-    let (prompt, any) = (60, text(80));
-    let small = lane_bytes(&fixture, SMALL);
-    let large = lane_bytes(&fixture, LARGE);
-    // Two large lanes with a prompt on its way, but no small one beside them.
-    let maximum = large + bytes(&fixture, LARGE, prompt) + small / 2;
-    let config = EngineConfig {
-        cache_bytes: Some(maximum),
-        ..config()
-    };
-    let mut engine = engine(&fixture, &config);
-    together(&mut engine, &[request(&any[..5], 3)]);
-    assert_eq!(engine.cache_bytes(), small, "one is kept");
-    let requests = [0, 20].map(|start| request(&any[start..start + prompt], 30));
-    let ids = requests.clone().map(|request| add(&mut engine, request));
-    let (texts, most) = finish(&mut engine, maximum);
-    assert_eq!(most, 2);
-    for (id, request) in ids.iter().zip(&requests) {
-        assert_eq!(texts[id], alone(&fixture, request));
-    }
-}
-
-#[test]
-fn a_prompt_that_begins_like_a_longer_text_takes_no_more_memory_than_its_own() {
+fn a_prompt_that_begins_like_a_kept_text_shares_its_pages() {
     let fixture = fixture();
     let any = text(100);
-    let maximum = bytes(&fixture, LARGE, 100);
+    // Seven of the kept text, and four besides the two that the prompt shares with it.
     let config = EngineConfig {
-        cache_bytes: Some(maximum),
+        pages: Some(11),
         prefix_bytes: 1 << 30,
         exact_prefix: true,
         ..config()
@@ -111,8 +57,55 @@ fn a_prompt_that_begins_like_a_longer_text_takes_no_more_memory_than_its_own() {
     engine.step().expect("a device that works");
     let progress = engine.progress(id).expect("it has not ended");
     assert_eq!(progress.processed, 48, "32 were known, 16 are a chunk");
-    let (texts, _) = finish(&mut engine, maximum);
+    let (texts, _) = finish(&mut engine);
     assert_eq!(texts[&id], alone_in_chunks(&fixture, &own));
+    // With one page less, the kept text makes way.
+    let config = EngineConfig {
+        pages: Some(10),
+        ..config
+    };
+    let mut engine = self::engine(&fixture, &config);
+    together(&mut engine, &[request(&any, 4)]);
+    let id = add(&mut engine, own.clone());
+    let (texts, _) = finish(&mut engine);
+    assert_eq!(texts[&id], alone_in_chunks(&fixture, &own));
+}
+
+#[test]
+fn texts_that_begin_alike_have_the_pages_of_what_is_alike_once() {
+    let fixture = fixture();
+    let any = text(120);
+    let requests: Vec<Request> = (0..4)
+        .map(|index| request(&[&any[..96], &any[100 + index..104 + index]].concat(), 40))
+        .collect();
+    let most = |prefix_bytes| {
+        let config = EngineConfig {
+            lanes: 4,
+            prefix_bytes,
+            exact_prefix: true,
+            ..config()
+        };
+        let mut engine = engine(&fixture, &config);
+        together(&mut engine, &[request(&any[..100], 2)]);
+        let ids: Vec<_> = requests
+            .iter()
+            .map(|own| add(&mut engine, own.clone()))
+            .collect();
+        let (mut texts, mut most) = (Texts::new(), 0);
+        while !engine.is_idle() {
+            collect(engine.step().expect("a device that works"), &mut texts);
+            if engine.running() == 4 {
+                most = most.max(engine.cache_bytes());
+            }
+        }
+        for (id, own) in ids.iter().zip(&requests) {
+            assert_eq!(texts[id], alone_in_chunks(&fixture, own));
+        }
+        most
+    };
+    let [apart, shared] = [0, 1 << 30].map(most);
+    // Six pages of each text are those of the kept one, which has seven.
+    assert!(shared > 0 && shared < apart, "{shared}, {apart}");
 }
 
 /// The text of a request by itself, its prompt in chunks of the same size.
@@ -159,7 +152,7 @@ fn processed(fixture: &Fixture, prefix_bytes: usize, long: bool) -> usize {
 }
 
 #[test]
-fn a_text_of_128_ki_tokens_has_a_lane_of_its_own_size() {
+fn a_text_of_128_ki_tokens_is_decoded_beside_a_short_one() {
     const TOKENS: usize = 128 << 10;
     let mut fixture = fixture();
     fixture.model.config.max_position_embeddings = 2 * TOKENS;
@@ -176,39 +169,33 @@ fn a_text_of_128_ki_tokens_has_a_lane_of_its_own_size() {
     while !engine.is_idle() {
         collect(engine.step().expect("a device that works"), &mut texts);
         let [long, short] = ids.map(|id| engine.capacity(id));
-        let sizes = long.zip(short);
-        together = together.or(sizes.map(|sizes| (sizes, engine.cache_bytes())));
+        together = together.or(long.zip(short));
     }
     assert_eq!(texts[&ids[0]].len(), 4);
     assert_eq!(texts[&ids[1]], alone(&fixture, &short));
-    let (sizes, bytes) = together.expect("they were decoded side by side");
-    assert_eq!(sizes, (2 * TOKENS, 1024));
-    let lanes = lane_bytes(&fixture, 1024) + lane_bytes(&fixture, 2 * TOKENS);
-    assert_eq!(bytes, lanes, "one lane of each size");
+    let sizes = together.expect("they were decoded side by side");
+    assert_eq!(sizes, (TOKENS + 256, 256));
 
     // Where there is no memory for it, that is said before anything is allocated.
     let config = EngineConfig {
-        cache_bytes: Some(bytes / 2),
+        pages: Some(100),
         ..config
     };
     let mut engine = self::engine(&fixture, &config);
     let error = engine
         .add(request(&prompt, 4))
         .expect_err("it does not fit");
-    assert!(
-        matches!(error, GenerateError::CacheMemory { .. }),
-        "{error}"
-    );
+    let is_it = matches!(error, GenerateError::CacheMemory { missing: 413, .. });
+    assert!(is_it, "{error}");
     assert_eq!(engine.cache_bytes(), 0);
 }
 
 #[test]
 fn a_text_that_is_too_large_to_be_kept_leaves_what_is_kept() {
     let fixture = fixture();
-    let step = lane_bytes(&fixture, SMALL) / 32;
-    let mut sizes = (0..100).map(|steps| steps * step);
+    let mut sizes = (0..100).map(|steps| steps << 12);
     let enough = sizes.find(|bytes| processed(&fixture, *bytes, false) == 32);
-    let enough = enough.expect("three lanes are enough for a text and a mark");
+    let enough = enough.expect("enough for a text and a mark");
     assert!(enough > 0);
     assert_eq!(processed(&fixture, enough, true), 32);
 }

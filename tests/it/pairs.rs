@@ -8,7 +8,7 @@ use ds4_model::generate::{EngineConfig, FinishReason, Output, Request, RequestId
 use crate::constraints::by_thirds;
 use crate::engine::{Random, add, engine, has_graphs, penalised, request, sampled, together};
 use crate::flash_head::{CLUSTERS, head};
-use crate::two_layers::{CAPACITY, Fixture, every_model, text};
+use crate::two_layers::{Fixture, PAGE, every_model, text};
 
 /// More than a decode step takes, so that a prompt has a prefill step and a mark after it.
 const CHUNK: usize = 20;
@@ -52,8 +52,8 @@ struct Case {
     log_probs: Option<usize>,
     sampling: usize,
     graphs: bool,
-    /// Whether texts outgrow their first lanes.
-    grows: bool,
+    /// Whether texts have several pages.
+    pages: bool,
     /// Whether a clustered head chooses the text.
     head: bool,
     /// Whether one chooses the drafts.
@@ -77,7 +77,7 @@ impl Case {
             log_probs: LOG_PROBS[values[3]],
             sampling: values[4],
             graphs: yes(5),
-            grows: yes(6),
+            pages: yes(6),
             head: yes(7),
             draft_head: yes(8),
             stops: yes(9),
@@ -92,7 +92,7 @@ impl Case {
             lanes: self.lanes,
             drafts: self.drafts,
             prefill_chunk: CHUNK,
-            capacity: if self.grows { CAPACITY } else { 1024 },
+            page: if self.pages { PAGE } else { 256 },
             prefix_bytes: if self.prefixes { 1 << 20 } else { 0 },
             exact_prefix: true,
             graphs: self.graphs,

@@ -8,7 +8,7 @@ use ds4_model::trace::Trace;
 
 use crate::common::{floats, integer_values};
 use crate::engine::{engine, has_graphs, with_logits};
-use crate::two_layers::{CAPACITY, Fixture, every_model};
+use crate::two_layers::{CAPACITY, Fixture, PAGE, every_model};
 
 /// Tokens of a prompt.
 const SHORT: usize = 16;
@@ -61,13 +61,13 @@ fn text(fixture: &Fixture, count: usize, sampling: SamplingConfig, graphs: bool)
 }
 
 #[test]
-fn launched_and_replayed_steps_draw_what_the_operator_does_across_capacities() {
+fn launched_and_replayed_steps_draw_what_the_operator_does_across_pages() {
     every_model(|name, fixture| {
         let count = if name.starts_with("cuda") { 300 } else { 40 };
         let sampling = filtered(5);
         let run = |graphs| {
             let config = EngineConfig {
-                capacity: CAPACITY,
+                page: PAGE,
                 graphs,
                 steps_ahead: 0,
                 ..EngineConfig::default()

@@ -9,7 +9,7 @@ use burn_ds4_ops::device::DeviceSpec;
 use ds4_model::generate::{Engine, EngineConfig, Request, RequestId, SamplingConfig};
 
 use crate::engine::{Random, add, engine, penalised, request, sampled, together};
-use crate::two_layers::{CAPACITY, Fixture, text};
+use crate::two_layers::{Fixture, PAGE, text};
 
 /// Tokens of all texts. With this variable, nothing else must run in the process, whose memory is
 /// then measured.
@@ -19,6 +19,10 @@ const FEW_TOKENS: usize = 400;
 /// Another device than Flex.
 const DEVICE: &str = "DS4_SOAK_DEVICE";
 const LONGEST_PROMPT: usize = 30;
+/// Of a long run, in which prompts that begin alike are as long as a chunk.
+const LONG_PROMPT: usize = 80;
+/// Tokens of a chunk.
+const CHUNK: usize = 32;
 /// Drafts and lanes, no more than 16 tokens a step: texts are the same to the bit.
 const KINDS: [[usize; 2]; 10] = [
     [0, 16],
@@ -48,7 +52,7 @@ struct Running {
 }
 
 /// Engines of a long run, and after how many of them the memory is as large as it gets: a device
-/// that compiles has all kernels once each kind had each capacity.
+/// that compiles has all kernels once each kind had each size of pages.
 fn engines(device: DeviceSpec) -> [usize; 2] {
     match device {
         DeviceSpec::Flex => [2 * KINDS.len(), 5],
@@ -73,15 +77,20 @@ struct Events {
     ended: usize,
     left: usize,
     rejected: usize,
+    /// Texts that went on from what was kept, and those whose pages others have got.
+    resumed: usize,
+    preempted: usize,
 }
 
-fn config(round: usize) -> EngineConfig {
+fn config(round: usize, is_long: bool) -> EngineConfig {
     let [drafts, lanes] = KINDS[round % KINDS.len()];
     EngineConfig {
         lanes,
         drafts,
-        capacity: [CAPACITY, 1024][(round + round / KINDS.len()) % 2],
-        prefill_chunk: 32,
+        page: [PAGE, 2 * PAGE][(round + round / KINDS.len()) % 2],
+        prefill_chunk: CHUNK,
+        // Any number of texts, or few of those that begin.
+        pages: [None, Some(if is_long { 16 } else { 3 })][round / 2 % 2],
         prefix_bytes: [0, 1 << 20][round % 3 / 2],
         exact_prefix: true,
         ..EngineConfig::default()
@@ -89,17 +98,24 @@ fn config(round: usize) -> EngineConfig {
 }
 
 /// Requests of all kinds, with what follows them by themselves.
-fn known(fixture: &Fixture, random: &mut Random, count: usize, longest: usize) -> Vec<Known> {
+fn known(
+    fixture: &Fixture,
+    random: &mut Random,
+    [count, longest]: [usize; 2],
+    is_long: bool,
+) -> Vec<Known> {
     let any = text(300);
+    let longest_prompt = if is_long { LONG_PROMPT } else { LONGEST_PROMPT };
     let alone = EngineConfig {
         lanes: 1,
         drafts: 0,
         prefix_bytes: 0,
-        ..config(0)
+        pages: None,
+        ..config(0, is_long)
     };
     let kinds = [SamplingConfig::default(), sampled(1), penalised(2)];
     let known = (0..count).map(|index| {
-        let length = 1 + random.below(LONGEST_PROMPT);
+        let length = 1 + random.below(longest_prompt);
         // Some begin alike.
         let start = random.below(8) * LONGEST_PROMPT / 2;
         let request = Request {
@@ -134,12 +150,15 @@ fn run(
                 max_new_tokens: count,
                 ..known[index].request.clone()
             };
-            let text = Running {
-                known: index,
-                seen: 0,
-                count,
-            };
-            running.insert(add(engine, request), text);
+            // Some are choices for one prompt.
+            for _ in 0..1 + usize::from(random.below(4) == 0) {
+                let text = Running {
+                    known: index,
+                    seen: 0,
+                    count,
+                };
+                running.insert(add(engine, request.clone()), text);
+            }
         }
         if random.below(100) == 0 && !running.is_empty() {
             let index = random.below(running.len());
@@ -148,7 +167,14 @@ fn run(
             running.remove(&id);
             events.left += 1;
         }
-        for output in engine.step().expect("a device that works") {
+        let had_lane = |id: &&RequestId| engine.capacity(**id).is_some();
+        let before: Vec<RequestId> = running.keys().filter(had_lane).copied().collect();
+        let outputs = engine.step().expect("a device that works");
+        let is_there = |id: &RequestId| engine.progress(*id).is_some();
+        let has_lane = |id: &RequestId| engine.capacity(*id).is_some();
+        let gone = before.iter().filter(|id| is_there(id) && !has_lane(id));
+        events.preempted += gone.count();
+        for output in outputs {
             let text = running.get_mut(&output.request).expect("it has not left");
             let token = output.token.expect("finite logits");
             let expected = known[text.known].text[text.seen];
@@ -159,6 +185,7 @@ fn run(
             );
             text.seen += 1;
             events.tokens += 1;
+            events.resumed += usize::from(text.seen == 1 && output.cached > 0);
             assert_eq!(output.finish.is_some(), text.seen == text.count);
             if output.finish.is_some() {
                 running.remove(&output.request);
@@ -200,11 +227,12 @@ fn texts_that_come_and_go_for_long_are_those_that_they_are_alone() {
         println!("{device}, {:?}", fixture.model.output.val().dtype());
     }
     let mut random = Random(1);
-    let known = known(&fixture, &mut random, count, longest);
+    let is_long = wanted.is_some();
+    let known = known(&fixture, &mut random, [count, longest], is_long);
     let (mut events, mut memory) = (Events::default(), Vec::new());
     let started = Instant::now();
     for round in 0..engines {
-        let mut engine = engine(&fixture, &config(round));
+        let mut engine = engine(&fixture, &config(round, is_long));
         run(
             &mut engine,
             &known,
@@ -221,9 +249,10 @@ fn texts_that_come_and_go_for_long_are_those_that_they_are_alone() {
     }
     assert!(events.tokens >= tokens);
     assert!(
-        events.ended > 0 && events.left > 0 && events.rejected > 0,
+        events.ended > 0 && events.left > 0 && events.rejected > 0 && events.preempted > 0,
         "{events:?}"
     );
+    assert!(!is_long || events.resumed > 0, "{events:?}");
     if let (Some(_), [_, ..]) = (wanted, &memory[..]) {
         let most = |part: &[u64]| part.iter().copied().max().expect("some engines");
         let [before, after] = [&memory[..warm_up], &memory[warm_up..]].map(most);

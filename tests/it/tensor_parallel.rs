@@ -19,7 +19,7 @@ use crate::devices::{joining, pairs, sparse_v4_flash, two_gpus};
 use crate::ds4_tiny::ids_tensor;
 use crate::engine::{engine, penalised, request, sampled, together};
 use crate::golden::{TOLERANCE, root};
-use crate::two_layers::{CAPACITY, Fixture, text};
+use crate::two_layers::{CAPACITY, Fixture, PAGE, text};
 
 fn in_parts(model: &Model, devices: &[Device]) -> Model {
     let placement = Placement::tensor(devices, model.layers.len()).expect("devices");
@@ -168,12 +168,12 @@ fn texts_in_parts_do_not_depend_on_lanes_drafts_and_graphs() {
             together(&mut engine(divided, &config), std::slice::from_ref(own)).remove(0)
         };
         let expected: Vec<Vec<u32>> = requests.iter().map(alone).collect();
-        let cases = [(1, 4, 1024), (3, 2, CAPACITY), (0, 8, CAPACITY)];
-        for &(drafts, lanes, capacity) in &cases[..few(name, cases.len(), 1)] {
+        let cases = [(1, 4, 256), (3, 2, PAGE), (0, 8, PAGE)];
+        for &(drafts, lanes, page) in &cases[..few(name, cases.len(), 1)] {
             let config = EngineConfig {
                 drafts,
                 lanes,
-                capacity,
+                page,
                 prefill_chunk: 18,
                 ..EngineConfig::default()
             };

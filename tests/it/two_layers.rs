@@ -27,12 +27,15 @@ const PICKS: usize = 8;
 /// Fewer than the shipped checkpoint has, of which most of a token's operations on a CPU are.
 const SINKHORN_ITERATIONS: usize = 4;
 
-/// At first; the prompt ends right before, so that the text grows out of it. From then on the
-/// indexer picks.
+/// Of a cache at first; the prompt ends right before, so that the text grows out of it. From then
+/// on the indexer picks.
 pub(crate) const CAPACITY: usize = 32;
 /// Enough for the indexer to pick from the beginning.
 pub(crate) const PICKED_CAPACITY: usize = 2 * CAPACITY;
 const PROMPT: usize = 28;
+/// Positions of a page, few enough for short texts to have several: what both layers divide into
+/// whole rows.
+pub(crate) const PAGE: usize = 16;
 /// What the model computes in.
 const DTYPES: [FloatDType; 2] = [FloatDType::F32, FloatDType::BF16];
 

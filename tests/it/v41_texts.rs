@@ -119,7 +119,7 @@ fn texts_of_v41_are_those_of_forward_calls_with_drafts_lanes_and_kept_prompts() 
             prefix_bytes,
             prefill_chunk,
             exact_prefix: true,
-            capacity: 64,
+            page: 16,
             ..EngineConfig::default()
         };
         let calls = |request: &Request| by_calls(&model, &request.prompt, 20, device);

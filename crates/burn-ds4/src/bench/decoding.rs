@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use burn_ds4_ops::quant::Activations;
-use ds4_model::generate::{Engine, EngineConfig, MAX_DRAFTS, Request};
+use ds4_model::generate::{Engine, EngineConfig, Request};
 use ds4_model::model::Model;
 use serde_json::{Value, json};
 
@@ -102,7 +102,7 @@ impl Workload {
             lanes: self.batch,
             drafts: count,
             draft_confidence: confidence,
-            capacity: self.context + tokens + 2 * (1 + MAX_DRAFTS),
+            context: Some(self.context + 1 + tokens),
             graphs: self.graphs,
             overlap: self.overlap,
             steps_ahead,

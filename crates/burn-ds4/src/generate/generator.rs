@@ -38,7 +38,7 @@ fn refused(error: GenerateError) -> Failure {
 }
 
 impl<'a> Generator<'a> {
-    /// With an engine of one lane, as `config` and `engine` say.
+    /// With an engine of one lane, as `config` and `engine` say, and of a `context` at most.
     pub fn new(
         pipeline: &'a Pipeline,
         config: GenerateConfig,
@@ -51,7 +51,7 @@ impl<'a> Generator<'a> {
             draft_confidence: config.draft_confidence,
             prefill_chunk: config.prefill_chunk,
             graphs: config.graphs,
-            context,
+            context: context.into_iter().chain(engine.context).min(),
             ..engine
         };
         Ok(Self {

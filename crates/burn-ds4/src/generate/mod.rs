@@ -181,7 +181,7 @@ impl Setup<'_> {
         };
         let warmed_up = self.warm_up(&ids)?;
         let engine = EngineConfig {
-            capacity: self.config.initial_capacity(ids.len()),
+            context: Some(self.config.context_for(ids.len())),
             ..EngineConfig::default()
         };
         let config = self.config.clone();
@@ -252,10 +252,10 @@ impl Setup<'_> {
         }
         let started = Instant::now();
         // Caches of other sizes may have other kernels.
-        let capacity = Some(self.config.initial_capacity(prompt.len()));
+        let context = Some(self.config.context_for(prompt.len()));
         let prompt = &prompt[..prompt.len().min(WARM_UP_PROMPT)];
         let config = GenerateConfig {
-            capacity,
+            context,
             ..self.config.clone()
         };
         let mut pieces = 0;

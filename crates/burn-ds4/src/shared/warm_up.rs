@@ -49,20 +49,23 @@ impl<'a> WarmUp<'a> {
     /// Takes a step with the texts of a round. Returns whether all rounds are over.
     pub fn step(&mut self) -> Result<bool, GenerateError> {
         let Some(round) = self.rounds.get(self.over) else {
-            self.engine = None;
+            self.give_memory_back();
             return Ok(true);
         };
-        let engine = match self.engine.take() {
-            Some((engine, drawn)) if drawn == round.drawn => engine,
-            _ => {
-                let engine = Engine::new(self.model, self.config.clone())?;
-                match round.drawn {
-                    Some(processed) => engine.with_random_contexts(processed),
-                    None => engine,
-                }
-            }
-        };
-        let (engine, _) = self.engine.insert((engine, round.drawn));
+        let drawn = round.drawn;
+        if self.engine.as_ref().is_some_and(|(_, own)| *own != drawn) {
+            self.give_memory_back();
+        }
+        let round = &self.rounds[self.over];
+        if self.engine.is_none() {
+            let engine = Engine::new(self.model, self.config.clone())?;
+            let engine = match drawn {
+                Some(processed) => engine.with_random_contexts(processed),
+                None => engine,
+            };
+            self.engine = Some((engine, drawn));
+        }
+        let (engine, _) = self.engine.as_mut().expect("it was made");
         if engine.is_idle() {
             for index in 0..round.texts {
                 let request = round.request(index, self.model.config().bos_token_id);
@@ -91,7 +94,21 @@ impl WarmUp<'_> {
 
     /// Gives back the memory of the texts. Their round begins anew with the next step.
     pub fn pause(&mut self) {
-        self.engine = None;
+        self.give_memory_back();
+    }
+}
+
+impl WarmUp<'_> {
+    fn give_memory_back(&mut self) {
+        if let Some((engine, _)) = self.engine.take() {
+            engine.give_memory_back();
+        }
+    }
+}
+
+impl Drop for WarmUp<'_> {
+    fn drop(&mut self) {
+        self.give_memory_back();
     }
 }
 
@@ -187,13 +204,6 @@ fn rounds(config: &EngineConfig, ctx: usize) -> Vec<Round> {
         }
         rounds.extend(LISTED.map(|listed| Round {
             log_probs: Some(listed),
-            ..own.clone()
-        }));
-        // Lanes of every size.
-        let sizes = std::iter::successors(Some(config.capacity), |size| Some(4 * size));
-        rounds.extend(sizes.take_while(|size| *size < longest).map(|size| Round {
-            length: size + 1,
-            drawn: Some(STEP_ROWS + 1),
             ..own.clone()
         }));
     }

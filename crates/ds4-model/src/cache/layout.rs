@@ -147,6 +147,12 @@ impl CacheLayout {
         Ok(self.bytes_at(&config, capacity, false))
     }
 
+    /// The same without what is in pages.
+    pub(crate) fn ring_bytes_in_pages(&self, config: CacheConfig) -> Result<usize, CacheError> {
+        let (config, capacity) = self.checked(config)?;
+        Ok(self.bytes_at(&config, capacity, true))
+    }
+
     /// The layout of some of the layers.
     pub(crate) fn of_layers(&self, layers: Range<usize>) -> Self {
         Self {
@@ -228,18 +234,18 @@ impl CacheLayout {
         self.table_bytes_at(self.first_capacity(&config))
     }
 
-    /// Whether the rotary tables of a cache of so many positions can be made at once. If not, what
-    /// they hold begins to be worked out by another thread.
-    pub(crate) fn has_tables_ready(&self, positions: usize) -> bool {
+    /// Begins to work out what the rotary tables of a cache of so many positions hold, by another
+    /// thread.
+    pub(crate) fn begin_tables(&self, positions: usize) {
         let positions = positions.min(self.max_positions);
         let tables = [
             (self.has_window_only(), &self.rotary),
             (self.has_compressed(), &self.compressed_rotary),
         ];
         let tables = tables.into_iter().filter(|(is_used, _)| *is_used);
-        let ready = tables.map(|(_, rotary)| RotaryTable::is_ready(rotary, positions));
-        // Of all tables, at the same time.
-        ready.fold(true, |all, own| all & own)
+        for (_, rotary) in tables {
+            RotaryTable::is_ready(rotary, positions);
+        }
     }
 
     fn first_capacity(&self, config: &CacheConfig) -> usize {

@@ -61,6 +61,22 @@ impl Cache {
         Self::with_pool(layout, config, placement, Some(pool))
     }
 
+    /// Has steps take no pages: those that sequences need are [provided](Self::provide) before.
+    /// What a step writes beyond them is lost.
+    pub(crate) fn take_no_pages(&mut self) {
+        self.is_provided = true;
+    }
+
+    /// A number that changes when the rows of the pool are replaced, as it becomes larger.
+    pub(crate) fn pool_epoch(&self) -> u64 {
+        self.pool.as_ref().map_or(0, |pool| pool.len() as u64)
+    }
+
+    /// Pages that a sequence has.
+    pub(crate) fn pages_of_sequence(&self, sequence: usize) -> usize {
+        self.pages.get(sequence).map_or(0, Vec::len)
+    }
+
     /// Lets a sequence have pages for so many positions.
     ///
     /// # Errors

@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{
+    Device, Distribution, FloatDType, IndexingUpdateOp, Int, Shape, Tensor, TensorData,
+};
 use burn_ds4_ops::device::{check_tensors, copied, may_allocate};
 
 use super::error::CacheError;
@@ -44,6 +46,12 @@ pub(crate) struct Page {
     numbers: Arc<Mutex<Numbers>>,
 }
 
+impl Page {
+    pub(super) fn number(&self) -> i32 {
+        self.number as i32
+    }
+}
+
 impl Drop for Page {
     fn drop(&mut self) {
         lock(&self.numbers).free.push(self.number);
@@ -72,6 +80,16 @@ impl PoolRows {
 
     pub(crate) fn put(&self, rows: Tensor<3>) {
         *lock(&self.0) = Some(rows);
+    }
+
+    /// Replaces the rows of some pages by random ones.
+    pub(super) fn fill_random(&self, pages: &[i32], distribution: Distribution) {
+        let all = self.take();
+        let ([_, count, width], device) = (all.dims(), all.device());
+        let numbers = Tensor::from_data(TensorData::from(pages), &device);
+        let shape = Shape::new([pages.len(), count, width]);
+        let new = Tensor::random(shape, distribution, (&device, all.dtype()));
+        self.put(all.select_assign(0, numbers, new, IndexingUpdateOp::Assign));
     }
 }
 
@@ -140,6 +158,16 @@ impl PagePool {
     /// Pages that so many positions of a sequence take.
     pub fn pages_for(&self, positions: usize) -> usize {
         positions.div_ceil(self.positions)
+    }
+
+    /// The most pages that sequences may hold: 31 bits count what each compressor has.
+    pub(crate) fn most(&self) -> usize {
+        let of_page = self.rows.iter().map(|rows| {
+            let [_, count, width] = rows.all().dims();
+            count * width
+        });
+        let widest = of_page.max().unwrap_or(0).max(1);
+        (i32::MAX as usize / widest).saturating_sub(1)
     }
 
     /// Pages that sequences may hold.
@@ -245,15 +273,19 @@ impl PagePool {
 
 /// More pages after those that there are.
 fn grown(rows: Tensor<3>, more: usize) -> Tensor<3> {
-    let [_, count, width] = rows.dims();
+    let [all, count, width] = rows.dims();
     let like = (&rows.device(), rows.dtype());
+    if all == 1 {
+        // That is nobody's. A copy would take as much memory again.
+        return Tensor::zeros([1 + more, count, width], like);
+    }
     Tensor::cat(vec![rows, Tensor::zeros([more, count, width], like)], 0)
 }
 
 /// The pages of a sequence as steps read them, the first one for those that it does not have:
 /// `[1, reach]`.
 pub(super) fn table_row(pages: &[Arc<Page>], reach: usize, device: &Device) -> Tensor<2, Int> {
-    let numbers = pages.iter().map(|page| page.number as i32);
+    let numbers = pages.iter().map(|page| page.number());
     let numbers: Vec<i32> = numbers.chain(std::iter::repeat(0)).take(reach).collect();
     Tensor::from_data(TensorData::new(numbers, [1, reach]), device)
 }

@@ -32,7 +32,9 @@ impl Cache {
         }
         let needed = self.check_step(count)?;
         self.reserve(needed)?;
-        self.provide_all(count)?;
+        if !self.is_provided {
+            self.provide_all(count)?;
+        }
         self.raise_high_water(count);
         let open = OpenStep::new(count);
         self.open_step = Some(open.id);

@@ -1,5 +1,4 @@
 use burn::tensor::{Device, Distribution, FloatDType, IndexingUpdateOp, Int, Tensor};
-use burn_ds4_ops::device::copied;
 
 /// Rows of every sequence at fixed slots: `[batch, slots, width]`.
 ///
@@ -130,14 +129,6 @@ impl Ring {
         Self {
             rows: Some(Tensor::zeros(shape, (&all.device(), all.dtype()))),
             batch,
-            ..*self
-        }
-    }
-
-    /// The same rows in memory of their own.
-    pub(crate) fn copied(&self) -> Self {
-        Self {
-            rows: Some(copied(&self.all())),
             ..*self
         }
     }

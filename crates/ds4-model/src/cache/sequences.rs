@@ -1,7 +1,7 @@
 //! Sequences that join and leave one by one, while the others stay where they are.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_ds4_ops::device::{check_tensors, copied};
+use burn_ds4_ops::device::check_tensors;
 
 use super::error::CacheError;
 use super::layer::LayerCache;
@@ -177,21 +177,6 @@ impl Cache {
         self.high_water[sequence] = 0;
         self.set_vacant(sequence, true);
         Ok(())
-    }
-
-    /// The same cache in memory of its own: steps of either leave the other in its place.
-    pub(crate) fn copied(&self) -> Self {
-        let mut copy = self.clone();
-        for ring in copy.layers.iter_mut().flat_map(LayerCache::rings_mut) {
-            *ring = ring.copied();
-        }
-        for part in &mut copy.parts {
-            part.start = part.start.as_ref().map(copied);
-            part.active = part.active.as_ref().map(copied);
-            part.pages = part.pages.as_ref().map(copied);
-        }
-        copy.epoch = new_epoch();
-        copy
     }
 
     /// Sets the length of the only sequence, whose rows have been put in place.

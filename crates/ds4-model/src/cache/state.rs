@@ -72,6 +72,8 @@ pub struct Cache {
     /// Where compressed rows are, if they are in pages, and the pages of each sequence.
     pub(super) pool: Option<PagePool>,
     pub(super) pages: Vec<Vec<Arc<Page>>>,
+    /// Whether steps take no pages themselves.
+    pub(super) is_provided: bool,
     /// Compressed ids of the positions of each sequence, where engrams need them.
     pub(super) engram_ids: Vec<Vec<u32>>,
 }
@@ -136,6 +138,7 @@ impl Cache {
             open_step: None,
             pool: pool.cloned(),
             pages: vec![Vec::new(); pool.map_or(0, |_| config.batch)],
+            is_provided: false,
             engram_ids: vec![Vec::new(); config.batch],
             layout,
             config,
@@ -313,12 +316,16 @@ impl Cache {
         for sequence in 0..self.pages.len() {
             self.provide(sequence, positions)?;
         }
+        let pages: Vec<i32> = self
+            .pages
+            .iter()
+            .flatten()
+            .map(|page| page.number())
+            .collect();
         for layer in &mut self.layers {
-            // Others have rows in pages, too, for which new ones are as good.
             for compressor in layer.compressors_mut() {
                 if let Rows::Paged(rows, _) = &mut compressor.rows {
-                    let all = rows.take();
-                    rows.put(all.random_like(distribution));
+                    rows.fill_random(&pages, distribution);
                 }
             }
             for ring in layer.rings_mut() {

@@ -132,18 +132,18 @@ pub enum GenerateError {
         /// The one that was given.
         request: super::request_id::RequestId,
     },
-    /// A text needs more memory than caches may take, or than others leave.
+    /// A text needs more memory than caches may take.
     #[error(
-        "a text of {positions} positions needs caches of {needed} bytes, there are at most \
-         {maximum} for all texts (`cache_bytes`)"
+        "a text of {positions} positions needs {pages} pages, {missing} more than there may be \
+         (`cache_bytes`, `pages`)"
     )]
     CacheMemory {
-        /// Positions of the text.
+        /// Positions of the text, and of its next steps.
         positions: usize,
-        /// Bytes that its caches take, those in which its prompt is processed included.
-        needed: usize,
-        /// Bytes that all caches may take.
-        maximum: usize,
+        /// Pages that they take.
+        pages: usize,
+        /// Pages that are missing though no other text has any.
+        missing: usize,
     },
     /// The cache refused a step.
     #[error(transparent)]

@@ -8,7 +8,6 @@ use super::request_id::RequestId;
 use super::sampling::SamplingConfig;
 use super::stats::SpeculativeStats;
 use super::tokenizer::SpecialTokens;
-use crate::config::MAX_DRAFTS;
 use crate::model::Model;
 
 /// How to generate.
@@ -34,10 +33,8 @@ pub struct GenerateConfig {
     pub ignore_eos: bool,
     /// Prompt tokens per forward call.
     pub prefill_chunk: usize,
-    /// Positions that fit before the text moves to larger caches. `None` for all of the prompt and
-    /// `max_new_tokens`, so that it never does; give a number where `max_new_tokens` is a mere
-    /// bound, since what it takes is allocated at the start.
-    pub capacity: Option<usize>,
+    /// As [`EngineConfig::context`]. `None` for what the prompt and `max_new_tokens` take.
+    pub context: Option<usize>,
     /// Whether a step may be recorded and replayed as a graph where the device can, which changes
     /// no token.
     pub graphs: bool,
@@ -55,7 +52,7 @@ impl Default for GenerateConfig {
             special_tokens: SpecialTokens::default(),
             ignore_eos: false,
             prefill_chunk: DEFAULT_PREFILL_CHUNK,
-            capacity: None,
+            context: None,
             graphs: true,
         }
     }
@@ -79,20 +76,18 @@ impl GenerateConfig {
             drafts: self.drafts,
             draft_confidence: self.draft_confidence,
             prefill_chunk: self.prefill_chunk,
-            capacity: self.initial_capacity(prompt),
+            context: Some(self.context_for(prompt)),
             graphs: self.graphs,
             ..EngineConfig::default()
         }
     }
 
-    /// Positions that the caches of a generation have memory for at the start, if its prompt has so
-    /// many tokens and the model's context is no shorter.
-    pub fn initial_capacity(&self, prompt: usize) -> usize {
-        self.capacity.unwrap_or_else(|| {
-            // Positions of drafts that are rejected, by the trunk and by the drafter.
-            let positions = prompt.saturating_add(self.max_new_tokens);
-            let positions = positions.saturating_add(2 * MAX_DRAFTS + 1);
-            positions.checked_next_power_of_two().unwrap_or(positions)
+    /// The context of a generation, if its prompt has so many tokens: a power of two, since caches
+    /// of other sizes may have other kernels.
+    pub fn context_for(&self, prompt: usize) -> usize {
+        self.context.unwrap_or_else(|| {
+            let tokens = prompt.saturating_add(self.max_new_tokens);
+            tokens.checked_next_power_of_two().unwrap_or(tokens)
         })
     }
 }

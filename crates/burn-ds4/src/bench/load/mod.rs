@@ -105,8 +105,7 @@ pub fn run(options: &LoadOptions) -> Result<(), Box<dyn Error>> {
     let positions = lanes.saturating_mul(longest);
     let model = options.model.make(lanes, Some(positions))?;
     let positions = model.config().max_position_embeddings;
-    let burst = options.burst_input.most + BURST_OUTPUT.most;
-    if longest.max(burst) > positions {
+    if options.longest() > positions {
         let own = format!("--input {input} and --output {output}, or --burst-input");
         let reason = format!("more positions than the model has, {positions}");
         return Err(format!("{own}: {reason}").into());
@@ -129,8 +128,15 @@ impl LoadOptions {
         (concurrency + burst).min(MAX_LANES)
     }
 
+    /// Tokens of the longest text.
+    fn longest(&self) -> usize {
+        let burst = self.burst_input.most + BURST_OUTPUT.most;
+        burst.max(self.texts.input.most + self.texts.output.most)
+    }
+
     fn config(&self, concurrency: usize) -> EngineConfig {
         EngineConfig {
+            context: Some(self.longest()),
             lanes: self.lanes(concurrency),
             drafts: self.drafts.into(),
             draft_confidence: self.draft_confidence,

@@ -18,6 +18,9 @@ pub const MAX_LANES: usize = 64;
 /// Prompt tokens per forward call by default. For fewer, a GPU reads weights that are not worth it.
 pub const DEFAULT_PREFILL_CHUNK: usize = 2048;
 
+/// Positions of a page by default.
+const DEFAULT_PAGE: usize = 256;
+
 /// How an [`Engine`](super::Engine) decodes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
@@ -37,24 +40,30 @@ pub struct EngineConfig {
     /// continued go on by a step.
     #[doc(alias = "chunked_prefill")]
     pub prefill_chunk: usize,
-    /// Positions of a text that there is memory for at first. A text that needs more moves to lanes
-    /// of four times as many, and so on.
-    pub capacity: usize,
+    /// Positions of a page: of so many at a time, a text takes memory as it becomes longer. It is
+    /// rounded up to what all layers divide. Kernels read pages of 256 as fast as any.
+    #[doc(alias = "block_size")]
+    pub page: usize,
+    /// Most pages that texts have, if they are fewer than there is memory for.
+    #[doc(alias = "num_gpu_blocks_override")]
+    pub pages: Option<usize>,
     /// Most tokens of a text that the model processes, prompt and answer together, if they are
-    /// fewer than the model's context. A text ends there, and no lane is larger than that takes.
+    /// fewer than the model's context. A text ends there. A step takes some time for what there may
+    /// be of each text, whether it is there or not, so that a shorter context is faster.
     pub context: Option<usize>,
     /// Most bytes that the caches of lanes and of prompts in progress take, on all devices
-    /// together. A text waits until there is memory for it. Copies come on top while lanes are
-    /// added or a step is recorded, for which there has to be free memory, and what is kept of
-    /// prompts.
+    /// together: their pages, of which those of kept prompts are some, and what each has besides. A
+    /// text waits until there is memory for it. A copy of the latter comes on top while lanes are
+    /// added, for which there has to be free memory.
     ///
     /// Where devices tell what they have left once the model is loaded (CUDA), it is no more than
-    /// nine tenths of that, with at least 2 GiB left for the work of steps where there are 8 GiB,
-    /// and without what [`prefix_bytes`](Self::prefix_bytes) takes.
+    /// nine tenths of that, with at least 2 GiB left for the work of steps where there are 8 GiB.
+    /// All pages are made there when the first text comes.
     pub cache_bytes: Option<usize>,
     /// Bytes that the engine keeps of prompts, the least recently used going first, so that a
-    /// prompt that begins like one before need not be processed again. What texts in lanes keep of
-    /// their own prompts takes as much again at most. 0 keeps none.
+    /// prompt that begins like one before need not be processed again. Their pages make way for
+    /// texts, and texts that begin alike share them. What texts in lanes keep of their own prompts
+    /// besides takes about as much again. 0 keeps none.
     #[doc(alias = "prefix_caching")]
     pub prefix_bytes: usize,
     /// Whether a kept prompt is used only as far as it was processed in chunks that the new prompt
@@ -79,7 +88,8 @@ impl Default for EngineConfig {
             drafts: 0,
             draft_confidence: 0.0,
             prefill_chunk: DEFAULT_PREFILL_CHUNK,
-            capacity: 1024,
+            page: DEFAULT_PAGE,
+            pages: None,
             context: None,
             cache_bytes: None,
             prefix_bytes: 0,
@@ -128,10 +138,10 @@ impl EngineConfig {
                 value: self.draft_confidence,
             });
         }
-        match (self.lanes, self.prefill_chunk, self.capacity) {
+        match (self.lanes, self.prefill_chunk, self.page) {
             (0, ..) => zero("lanes"),
             (_, 0, _) => Err(GenerateError::EmptyPrefillChunk),
-            (.., 0) => zero("capacity"),
+            (.., 0) => zero("page"),
             _ if self.context == Some(0) => zero("context"),
             _ => Ok(()),
         }

@@ -28,11 +28,13 @@ impl Engine<'_> {
             self.groups.iter_mut().partition(|group| group.id == id);
         let mut catch_up = || others.iter_mut().for_each(|group| group.lanes.catch_up());
         for group in &mut own {
-            outcome = Some(group.lanes.advance(&self.setup, wanted, &mut catch_up)?);
+            outcome = group.lanes.advance(&self.setup, wanted, &mut catch_up)?;
         }
-        if let Some(outcome) = outcome {
-            self.take(id, &outcome)?;
-        }
+        let Some(outcome) = outcome else {
+            return self.start_over(id);
+        };
+        self.spoiled = None;
+        self.take(id, &outcome)?;
         if self
             .group(id)
             .texts(&self.texts)
@@ -44,7 +46,7 @@ impl Engine<'_> {
     }
 
     /// Hands the tokens of a step to the texts of a group.
-    fn take(&mut self, id: GroupId, outcome: &Outcome) -> Result<(), GenerateError> {
+    pub(super) fn take(&mut self, id: GroupId, outcome: &Outcome) -> Result<(), GenerateError> {
         if outcome.has_failures() {
             // Devices that have waited in vain for others compute no numbers. Recordings of other
             // engines would go on like that.

@@ -1,8 +1,9 @@
 //! Prompts and texts that are kept, so that others that begin alike continue from them.
 //!
-//! Window rows and raw projections are overwritten by later positions. So a text can be continued
-//! from its end, and from each [mark](Mark): a copy of these rows, made where a chunk of the prompt
-//! ended.
+//! A kept text has the pages that it had in its lane, and those that go on from it share the full
+//! ones. Window rows and raw projections are overwritten by later positions. So a text can be
+//! continued from its end, and from each [mark](Mark): a copy of these rows, made where a chunk of
+//! the prompt ended.
 
 use super::lanes::Lanes;
 use super::mark::{Mark, bytes_of};
@@ -18,12 +19,8 @@ struct Prefix {
     caches: Caches,
     /// Shorter lengths, ascending.
     marks: Vec<Mark>,
-}
-
-impl Prefix {
-    fn bytes(&self) -> usize {
-        self.caches.bytes() + bytes_of(&self.marks)
-    }
+    /// Those of its pages, whoever else has some of them, and of all else.
+    bytes: usize,
 }
 
 /// The beginnings of texts, the least recently used first.
@@ -48,11 +45,11 @@ impl PrefixCache {
         self.maximum > 0
     }
 
-    /// Adds a mark to those of a text of an engine with so many lanes. The marks of all its texts
-    /// together take no more than what is kept: where there would be more, every other one goes.
-    pub(super) fn add_mark(&self, marks: &mut Vec<Mark>, mark: Mark, lanes: usize) {
+    /// Adds a mark to those of one of so many texts. The marks of all of them together take hardly
+    /// more than what is kept: where there would be more, every other one goes.
+    pub(super) fn add_mark(&self, marks: &mut Vec<Mark>, mark: Mark, texts: usize) {
         marks.push(mark);
-        if bytes_of(marks) > self.maximum / lanes {
+        if bytes_of(marks) > self.maximum / texts {
             let mut is_kept = marks.len().is_multiple_of(2);
             marks.retain(|_| {
                 is_kept = !is_kept;
@@ -78,14 +75,15 @@ impl PrefixCache {
         if length == 0 {
             return Ok(());
         }
-        let bytes = setup.bytes(length)?.saturating_add(bytes_of(&text.marks));
+        let bytes = setup.kept_bytes(length)?;
+        let bytes = bytes.saturating_add(bytes_of(&text.marks));
         if bytes > self.maximum {
             return Ok(());
         }
-        let Some(mut caches) = if_fitting(setup.new_caches([length, 1, 0]))? else {
+        let Some(mut caches) = if_fitting(setup.new_caches([1, 0]))? else {
             return Ok(());
         };
-        caches.adopt(0, lanes.caches(), lane, &[length])?;
+        caches.adopt(0, (lanes.caches(), lane), &[length], true)?;
         text.tokens.truncate(length);
         self.prefixes
             .retain(|prefix| !text.tokens.starts_with(&prefix.tokens));
@@ -93,6 +91,7 @@ impl PrefixCache {
             tokens: text.tokens,
             caches,
             marks: text.marks,
+            bytes,
         });
         self.evict();
         Ok(())
@@ -134,8 +133,8 @@ impl PrefixCache {
         let Some((index, length)) = self.best(prompt) else {
             return Ok(Vec::new());
         };
+        caches.adopt(0, (&self.prefixes[index].caches, 0), &[length], false)?;
         let prefix = self.prefixes.remove(index);
-        caches.adopt(0, &prefix.caches, 0, &[length])?;
         let marks = prefix.marks.iter();
         let marks: Vec<Mark> = marks
             .filter(|mark| mark.length <= length)
@@ -151,6 +150,13 @@ impl PrefixCache {
         Ok(marks)
     }
 
+    /// Drops the least recently used one; `false` if there is none.
+    pub(super) fn drop_oldest(&mut self) -> bool {
+        let is_any = !self.prefixes.is_empty();
+        self.prefixes.drain(..usize::from(is_any));
+        is_any
+    }
+
     /// Drops all that is kept; `false` if there is nothing.
     pub(super) fn drop_all(&mut self) -> bool {
         let is_any = !self.prefixes.is_empty();
@@ -160,9 +166,9 @@ impl PrefixCache {
 
     /// Drops the least recently used ones until the others fit.
     fn evict(&mut self) {
-        let mut bytes: usize = self.prefixes.iter().map(Prefix::bytes).sum();
+        let mut bytes: usize = self.prefixes.iter().map(|prefix| prefix.bytes).sum();
         while bytes > self.maximum && !self.prefixes.is_empty() {
-            bytes -= self.prefixes.remove(0).bytes();
+            bytes -= self.prefixes.remove(0).bytes;
         }
     }
 }

@@ -41,7 +41,7 @@ impl Engine<'_> {
             }
         }
         if first.enters {
-            return self.enter(&call.rows, &caches);
+            return self.enter(&call.rows, caches);
         }
         if let Some(text) = self.texts.get_mut(&first.id) {
             text.caches = Some(caches);
@@ -52,11 +52,12 @@ impl Engine<'_> {
     /// Processes the next chunk of a text. Returns the caches that have it, or what is before it if
     /// that is not all there; `None` where there was no memory for any.
     fn process_chunk(&mut self, row: Row) -> Result<Option<Caches>, GenerateError> {
+        let texts = self.texts.len().min(self.setup.config.lanes);
         let (setup, text) = (&self.setup, self.texts.get_mut(&row.id));
         let text = text.expect("the text of a row");
         let caches = match text.caches.take() {
             Some(caches) => Some(caches),
-            None => if_fitting(begin(setup, &mut self.prefixes, text))?,
+            None => if_fitting(begin(setup, &mut self.prefixes, text, row.first))?,
         };
         let Some(mut caches) = caches else {
             return Ok(None);
@@ -66,8 +67,8 @@ impl Engine<'_> {
             self.prompt_calls += 1;
             forward(setup, &mut caches, &[&text.tokens[start..=end]])?;
             if self.prefixes.is_wanted() && row.is_marked {
-                let (marks, lanes) = (&mut text.marks, setup.config.lanes);
-                self.prefixes.add_mark(marks, caches.mark(), lanes);
+                self.prefixes
+                    .add_mark(&mut text.marks, caches.mark(), texts);
             }
         }
         Ok(Some(caches))
@@ -78,8 +79,15 @@ impl Engine<'_> {
         let [_, width] = call.shape();
         let mut rows: Vec<Row> = call.rows.clone();
         rows.dedup_by_key(|row| row.sequence);
-        let size = [width.max(1), rows.len(), call.padding()];
-        let caches = self.setup.new_caches(size);
+        let caches = self.setup.new_caches([rows.len(), call.padding()]);
+        let caches = caches.and_then(|mut caches| {
+            for (sequence, row) in rows.iter().enumerate() {
+                let text = &self.texts[&row.id];
+                let needed = self.setup.needed(text.tokens.len(), text.most_tokens());
+                caches.provide(sequence, needed)?;
+            }
+            Ok(caches)
+        });
         let Some(mut caches) = if_fitting(caches)? else {
             return Ok(None);
         };
@@ -92,8 +100,14 @@ impl Engine<'_> {
         Ok(Some(caches))
     }
 
-    /// Gives texts their lanes, whose sequences caches have.
-    fn enter(&mut self, rows: &[Row], caches: &Caches) -> Result<(), GenerateError> {
+    /// Gives texts their lanes, whose sequences caches have. The last text of a sequence gets its
+    /// pages as they are; others that go on from there share those that are full.
+    fn enter(&mut self, rows: &[Row], caches: Caches) -> Result<(), GenerateError> {
+        let is_last = |row: &Row| {
+            let mut later = rows.iter().rev();
+            let last = later.find(|other| other.sequence == row.sequence);
+            last.is_some_and(|last| last.id == row.id)
+        };
         let mut groups: Vec<GroupId> = rows.iter().map(|row| row.place.group).collect();
         groups.sort();
         groups.dedup();
@@ -104,14 +118,14 @@ impl Engine<'_> {
             let group = self.groups.iter_mut().find(|own| own.id == id);
             let group = group.expect("that of a place");
             let follows = |a: &(usize, Row), b: &(usize, Row)| {
-                (a.0 + 1, a.1.sequence + 1) == (b.0, b.1.sequence)
+                (a.0 + 1, a.1.sequence + 1) == (b.0, b.1.sequence) && is_last(&a.1) == is_last(&b.1)
             };
             for run in own.chunk_by(follows) {
                 let lengths: Vec<usize> = run.iter().map(|(_, row)| row.end).collect();
                 let (lane, first) = run[0];
-                group
-                    .settled()
-                    .adopt(lane, caches, first.sequence, &lengths)?;
+                let source = (&caches, first.sequence);
+                let mut lanes = group.settled();
+                lanes.adopt(lane, source, &lengths, is_last(&first))?;
             }
             for (lane, row) in &own {
                 let text = self.texts.get_mut(&row.id).expect("the text of a row");
@@ -130,14 +144,18 @@ impl Engine<'_> {
     }
 }
 
-/// Makes caches for a text, with as much of it as is known.
+/// Makes caches for a text, with as much of it as is known. If that is as much as is planned for,
+/// they have the pages for all of it.
 fn begin(
     setup: &Setup,
     prefixes: &mut PrefixCache,
     text: &mut Text,
+    planned: usize,
 ) -> Result<Caches, GenerateError> {
-    let mut caches = setup.new_caches([text.tokens.len(), 1, 0])?;
+    let mut caches = setup.new_caches([1, 0])?;
+    let needed = setup.needed(text.tokens.len(), text.most_tokens());
     if let Some(processed) = setup.random_contexts {
+        caches.provide(0, needed)?;
         let drawn = (text.tokens.len() - 1).saturating_sub(processed);
         for cache in caches.both_mut().filter(|_| drawn > 0) {
             let normal = Distribution::Normal(0.0, 1.0);
@@ -149,6 +167,9 @@ fn begin(
         text.marks = prefixes.restore(prompt, &mut caches)?;
         if text.tokens.len() == text.prompt {
             text.cached = caches.trunk.lengths()[0];
+        }
+        if caches.trunk.lengths()[0] >= planned {
+            caches.provide(0, needed)?;
         }
     }
     Ok(caches)

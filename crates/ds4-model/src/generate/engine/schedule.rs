@@ -1,12 +1,15 @@
 //! Requests, and what the scheduler plans for them.
 
+use burn::tensor::Device;
+
 use super::config::Request;
 use super::group::Group;
 use super::lanes::Lanes;
 use super::memory::if_fitting;
 use super::prefix::PrefixCache;
-use super::scheduler::{Change, Full, GroupId, Memory, NewTask, Place, Scheduler, Size};
-use super::setup::Setup;
+use super::recorder;
+use super::scheduler::{Change, GroupId, Memory, NewTask, Scheduler, Size};
+use super::setup::{Setup, new_pool};
 use super::state::Engine;
 use super::text::{Output, Text, Texts};
 use crate::cache::CacheError;
@@ -27,12 +30,21 @@ impl Memory for KnownMemory<'_, '_> {
         self.setup.bytes_of(size).unwrap_or(usize::MAX)
     }
 
-    fn has_place(&self, caches: &[Size]) -> bool {
-        self.setup.has_place(caches, &[]).unwrap_or(false)
+    fn spare_pages(&self) -> usize {
+        self.setup.pool.free() + self.setup.pages_to_make()
     }
 
-    fn is_ready(&self, capacity: usize) -> bool {
-        self.setup.has_tables_ready(capacity)
+    fn free_pages(&mut self, wanted: usize) -> usize {
+        loop {
+            let missing = wanted.saturating_sub(self.setup.pool.free());
+            if missing == 0 || !(self.setup.make_pages(missing) || self.prefixes.drop_oldest()) {
+                return missing;
+            }
+        }
+    }
+
+    fn has_place(&self, caches: &[Size]) -> bool {
+        self.setup.has_place(caches, &[]).unwrap_or(false)
     }
 
     fn known(&self, id: RequestId) -> usize {
@@ -166,14 +178,26 @@ impl<'a> Engine<'a> {
     /// one text is in its [output](Output::token): among others that there is no memory for its
     /// caches, and no text that could leave some to it.
     pub fn step(&mut self) -> Result<Vec<Output>, GenerateError> {
-        let full = self.full_texts()?;
+        let stepped = self.step_once();
+        stepped.map_err(|error| match self.spoiled.take() {
+            Some(refusal) => recorder::spoiled(&refusal, error),
+            None => error,
+        })
+    }
+
+    fn step_once(&mut self) -> Result<Vec<Output>, GenerateError> {
+        let lacking = self.lacking();
         let (scheduler, mut memory) = self.planning();
-        let plan = scheduler.plan(&full, &mut memory);
+        let plan = scheduler.plan(&lacking, &mut memory);
         self.carry_out(plan.changes)?;
         for call in plan.calls {
             self.process(call)?;
         }
-        for group in self.scheduler.decoded() {
+        let decoded = self.scheduler.decoded();
+        for group in &decoded {
+            self.provide(*group)?;
+        }
+        for group in decoded {
             self.decode(group)?;
         }
         let (scheduler, memory) = self.planning();
@@ -193,32 +217,35 @@ impl<'a> Engine<'a> {
         (&mut self.scheduler, memory)
     }
 
-    /// Texts for which a step of all drafts has too few positions.
-    fn full_texts(&mut self) -> Result<Vec<Full>, GenerateError> {
-        let [least, all] = self.scheduler.limits.step;
-        let [_, largest] = self.scheduler.limits.sizes;
-        let mut full = Vec::new();
-        let ids: Vec<GroupId> = self.groups.iter().map(|group| group.id).collect();
-        for id in ids.into_iter().filter(|id| id.capacity < largest) {
-            let lanes = &self.group(id).lanes;
-            let longest = lanes.lengths().iter().max().copied().unwrap_or(0);
-            if longest + all <= id.capacity {
-                continue;
+    /// Texts that lack pages for their next steps, and how many.
+    fn lacking(&self) -> Vec<(RequestId, usize)> {
+        let groups = self.groups.iter();
+        let lacking = groups.flat_map(|group| {
+            let texts = group.texts(&self.texts);
+            texts.filter_map(|(lane, text)| {
+                let trunk = &group.lanes.caches().trunk;
+                let needed = self.setup.needed(trunk.lengths()[lane], text.most_tokens());
+                let pages = self.setup.pool.pages_for(needed);
+                let missing = pages.saturating_sub(trunk.pages_of_sequence(lane));
+                (missing > 0).then_some((text.id, missing))
+            })
+        });
+        lacking.collect()
+    }
+
+    /// Gives the texts of a group the pages of their next steps, which are there.
+    fn provide(&mut self, id: GroupId) -> Result<(), GenerateError> {
+        for group in self.groups.iter_mut().filter(|group| group.id == id) {
+            for (lane, id) in group.texts.iter().enumerate() {
+                let Some(text) = id.and_then(|id| self.texts.get(&id)) else {
+                    continue;
+                };
+                let length = group.lanes.lengths()[lane];
+                let needed = self.setup.needed(length, text.most_tokens());
+                group.lanes.provide(lane, needed)?;
             }
-            // No other step can be ahead of those that are, and now the lengths are exact.
-            self.settle(id)?;
-            let group = self.group(id);
-            let lengths = group.lanes.lengths();
-            let own = group.texts(&self.texts).filter(|(lane, text)| {
-                let is_full = lengths[*lane] + all > id.capacity;
-                is_full && text.needed(all) > id.capacity
-            });
-            full.extend(own.map(|(lane, text)| Full {
-                id: text.id,
-                is_stuck: lengths[lane] + least > id.capacity,
-            }));
         }
-        Ok(full)
+        Ok(())
     }
 
     /// Carries out changes, up to one for which there is no memory. What follows from that one is
@@ -253,9 +280,8 @@ impl<'a> Engine<'a> {
                     self.refusal = self.refusal.take().or(refusal);
                 }
             }
-            Change::Move { id, to, .. } => self.move_text(id, to)?,
             Change::Preempt(id) => self.preempt(id)?,
-            Change::Fail { id, capacity, .. } => self.fail(id, capacity)?,
+            Change::Fail { id, pages, .. } => self.fail(id, pages)?,
         }
         Ok(true)
     }
@@ -264,12 +290,9 @@ impl<'a> Engine<'a> {
     fn make(&mut self, id: GroupId, lanes: usize) -> Result<bool, GenerateError> {
         // What could not be recorded once is not tried again.
         self.setup.config.graphs &= self.graph_refusal().is_none();
-        let Some(own) = if_fitting(Lanes::new(&self.setup, lanes, id.capacity))? else {
+        let Some(own) = if_fitting(Lanes::new(&self.setup, lanes))? else {
             return Ok(false);
         };
-        // Those of the next size may be needed soon.
-        let next = self.scheduler.capacity_for(id.capacity + 1);
-        self.setup.has_tables_ready(next);
         let index = self.groups.partition_point(|own| own.id < id);
         let group = Group {
             id,
@@ -300,29 +323,6 @@ impl<'a> Engine<'a> {
         Ok(true)
     }
 
-    /// Moves a text to a larger lane.
-    fn move_text(&mut self, id: RequestId, to: Place) -> Result<(), GenerateError> {
-        let (from, lane) = self.lane(id).expect("a text that is decoded");
-        self.settle(to.group)?;
-        let (old, new) = (self.index(from), self.index(to.group));
-        let groups = self.groups.get_disjoint_mut([old, new]);
-        let [old, new] = groups.expect("lanes of another size");
-        let mut leaving = old.settled();
-        let (input, constraint) = (leaving.input(lane), leaving.take_constraint(lane));
-        let length = old.lanes.lengths()[lane];
-        let mut entering = new.settled();
-        entering.adopt(to.lane, old.lanes.caches(), lane, &[length])?;
-        entering.enter(to.lane, input, constraint);
-        old.settled().vacate(lane)?;
-        old.texts[lane] = None;
-        new.texts[to.lane] = Some(id);
-        if let Some(text) = self.texts.get_mut(&id) {
-            text.last_row = None;
-        }
-        self.refresh(to.group, &[to.lane])?;
-        self.refresh(from, &[])
-    }
-
     /// Takes all from a text but its tokens, which are processed again later.
     fn preempt(&mut self, id: RequestId) -> Result<(), GenerateError> {
         let lane = self.lane(id);
@@ -347,25 +347,23 @@ impl<'a> Engine<'a> {
         self.refresh(group, &[])
     }
 
-    /// Ends a text for which there is no memory.
-    fn fail(&mut self, id: RequestId, capacity: usize) -> Result<(), GenerateError> {
+    /// Ends a text for which there is no memory: so many pages are missing, or what else it takes.
+    fn fail(&mut self, id: RequestId, pages: usize) -> Result<(), GenerateError> {
         let Some(text) = self.texts.get(&id) else {
             return Ok(());
         };
-        let (needed, tokens) = (
-            text.needed(self.scheduler.limits.step[1]),
-            text.tokens.len(),
-        );
-        let lane = self.lane(id);
-        // Rows come from the caches of the prompt, or from the lane that is full.
-        let from = lane.map_or(tokens, |(group, _)| group.capacity);
-        let bytes = self.setup.bytes(capacity)?;
-        let bytes = bytes.saturating_add(self.setup.bytes(from)?);
-        let error = self.memory_error(needed, bytes);
+        let positions = self.setup.needed(text.tokens.len(), text.most_tokens());
+        let error = match pages {
+            0 => GenerateError::Cache(CacheError::OutOfMemory {
+                positions,
+                bytes: self.setup.bytes_of([2, 0])?,
+            }),
+            _ => self.missing(positions, pages),
+        };
         if let Some(text) = self.texts.get_mut(&id) {
             self.outputs.push(text.fail(error));
         }
-        match lane {
+        match self.lane(id) {
             Some((group, _)) => self.settle(group),
             None => {
                 self.texts.remove(&id);
@@ -374,31 +372,67 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Checks that a text fits the memory by itself, beside its prompt's own caches.
+    /// Checks that there may be pages for the beginning of a text.
     fn check_memory(&self, text: &Text) -> Result<(), GenerateError> {
-        let positions = text.needed(self.scheduler.limits.step[1]);
-        let capacity = self.scheduler.capacity_for(positions);
-        let prompt = self.setup.bytes(text.tokens.len())?;
-        let bytes = self.setup.bytes(capacity)?.saturating_add(prompt);
-        match self.setup.config.cache_bytes {
-            Some(maximum) if bytes > maximum => Err(self.memory_error(positions, bytes)),
-            _ => Ok(()),
+        let positions = self.setup.needed(text.tokens.len(), text.most_tokens());
+        let pages = self.setup.pool.pages_for(positions);
+        match pages.saturating_sub(self.setup.budget.pages) {
+            0 => Ok(()),
+            missing => Err(self.missing(positions, missing)),
         }
     }
 
-    /// Why a text ends that needs caches of so many bytes: they are more than any text may have, or
-    /// than is left.
-    fn memory_error(&self, positions: usize, needed: usize) -> GenerateError {
-        match self.setup.config.cache_bytes {
-            Some(maximum) if needed > maximum => GenerateError::CacheMemory {
-                positions,
-                needed,
-                maximum,
-            },
-            _ => GenerateError::Cache(CacheError::OutOfMemory {
-                positions,
-                bytes: needed,
-            }),
+    /// Why a text ends that lacks pages.
+    fn missing(&self, positions: usize, missing: usize) -> GenerateError {
+        GenerateError::CacheMemory {
+            positions,
+            pages: self.setup.pool.pages_for(positions),
+            missing,
         }
+    }
+
+    /// Takes all from all texts but their tokens, after a recording of a group has failed and has
+    /// spoiled what is in pages. They are processed again.
+    pub(super) fn start_over(&mut self, id: GroupId) -> Result<(), GenerateError> {
+        // Steps of other groups were done before.
+        let others: Vec<GroupId> = self.groups.iter().map(|group| group.id).collect();
+        for other in others.into_iter().filter(|other| *other != id) {
+            let index = self.index(other);
+            while let Some(outcome) = self.groups[index].lanes.drain(&self.setup)? {
+                self.take(other, &outcome)?;
+            }
+        }
+        for Group { lanes, texts, .. } in std::mem::take(&mut self.groups) {
+            self.replays += lanes.replays();
+            self.refusal = self.refusal.take().or(lanes.refusal().map(str::to_owned));
+            let (mut constraints, spoiled) = lanes.into_parts();
+            self.spoiled = self.spoiled.take().or(spoiled);
+            for (lane, id) in texts.iter().enumerate() {
+                if let Some(text) = id.and_then(|id| self.texts.get_mut(&id)) {
+                    text.constraint = constraints.take(lane);
+                }
+            }
+        }
+        self.texts.retain(|id, text| {
+            if text.ended {
+                self.scheduler.remove(*id);
+            }
+            self.scheduler.set_tokens(*id, text.tokens.len());
+            (text.caches, text.last_row) = (None, None);
+            text.marks.clear();
+            !text.ended
+        });
+        self.scheduler.start_over();
+        self.prefixes.drop_all();
+        self.setup.pool = new_pool(self.setup.model, &self.setup.config);
+        Ok(())
+    }
+
+    /// Ends with all texts, and gives the memory of caches and recordings back to the devices, from
+    /// which another engine may take it.
+    pub fn give_memory_back(self) {
+        let devices = self.setup.step_devices();
+        drop(self);
+        devices.iter().for_each(Device::memory_cleanup);
     }
 }

@@ -4,9 +4,10 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::config::{EngineConfig, fewer_drafts};
 use super::drafter::{Drafter, Features};
+use super::memory::Budget;
 use super::recorder;
 use super::scheduler::Size;
-use crate::cache::{Cache, CacheConfig, Rollback};
+use crate::cache::{Cache, CacheConfig, PagePool, Rollback};
 use crate::generate::error::{GenerateError, device_error};
 use crate::model::Model;
 use crate::placement;
@@ -31,6 +32,10 @@ pub(super) struct Setup<'a> {
     pub(super) random_contexts: Option<usize>,
     /// What a device has left: [`free_memory`](burn_ds4_ops::device::free_memory).
     pub(super) free_memory: fn(&Device) -> Option<u64>,
+    /// Where the compressed rows of all texts are.
+    pub(super) pool: PagePool,
+    /// What all of that may take.
+    pub(super) budget: Budget,
 }
 
 impl Setup<'_> {
@@ -111,18 +116,39 @@ impl Setup<'_> {
         Ok(Features { streams, taps })
     }
 
-    /// What caches of a size are made by.
-    pub(super) fn cache_config(&self, [capacity, batch, padding]: Size) -> CacheConfig {
-        // The host counts steps later than the device, and a text may end before them: those that
-        // are ahead, those of a recording, and of the others that are made with it.
+    /// The positions of any cache that steps add before the host has counted them, at most: those
+    /// of steps that are ahead, of a recording, and of the others that are made with it.
+    pub(super) fn uncounted(&self) -> usize {
         let (drafts, runs) = (self.config.drafts, recorder::WARM_UPS + 1);
         let steps = self.config.steps_ahead.saturating_add(runs);
         let others = fewer_drafts(drafts, self.leaves_out()).map(|drafts| runs * (1 + drafts));
         let positions = self.positions(drafts).saturating_mul(steps);
+        positions.saturating_add(others.sum())
+    }
+
+    /// Positions that a cache can reach: those of the longest text, and of a step.
+    pub(super) fn reach(&self) -> usize {
+        let model = self.model.config();
+        let longest = self.config.longest(model);
+        let positions = self.positions(self.config.drafts);
+        let reach = longest.saturating_add(positions);
+        reach.min(model.max_position_embeddings)
+    }
+
+    /// Positions that a text needs pages for before its next steps, which has processed so many
+    /// tokens and has `all` in the end.
+    pub(super) fn needed(&self, length: usize, all: usize) -> usize {
+        let positions = length.saturating_add(self.uncounted());
+        positions.min(all).min(self.reach())
+    }
+
+    /// What caches of a size are made by. A text may end before the steps that the host counts
+    /// late.
+    pub(super) fn cache_config(&self, [batch, padding]: Size) -> CacheConfig {
         CacheConfig {
             batch,
-            capacity,
-            rollback: Rollback::Bounded(positions.saturating_add(others.sum::<usize>() + padding)),
+            capacity: self.reach(),
+            rollback: Rollback::Bounded(self.uncounted().saturating_add(padding)),
             dtype: self.model.embedding.val().dtype().into(),
         }
     }
@@ -132,13 +158,21 @@ impl Setup<'_> {
         recorder::note_launch();
         let options = self.cache_config(size);
         let drafter = self.drafter.as_ref();
+        let mut trunk = self.model.new_cache_in_pages(options, &self.pool)?;
+        trunk.take_no_pages();
         Ok(Caches {
-            trunk: self.model.new_cache(options)?,
+            trunk,
             draft: drafter
                 .map(|drafter| drafter.new_cache(options))
                 .transpose()?,
         })
     }
+}
+
+/// Pages for the texts of an engine, of which there are none yet. None is longer than a text.
+pub(super) fn new_pool(model: &Model, config: &EngineConfig) -> PagePool {
+    let longest = config.longest(model.config());
+    model.new_page_pool(config.page.min(longest))
 }
 
 /// Token ids on a device: `[1, ids]`.
@@ -173,14 +207,7 @@ impl Caches {
         })
     }
 
-    /// The same caches in memory of their own.
-    pub(super) fn copied(&self) -> Self {
-        Self {
-            trunk: self.trunk.copied(),
-            draft: self.draft.as_ref().map(Cache::copied),
-        }
-    }
-
+    /// Bytes of all that is not in pages.
     pub(super) fn bytes(&self) -> usize {
         self.both().map(Cache::bytes).sum()
     }
@@ -195,18 +222,29 @@ impl Caches {
         self.trunk.capacity()
     }
 
+    /// Lets a text have pages for so many positions.
+    pub(super) fn provide(&mut self, lane: usize, positions: usize) -> Result<(), GenerateError> {
+        let before = self.trunk.pages_of_sequence(lane);
+        self.trunk.provide(lane, positions)?;
+        if self.trunk.pages_of_sequence(lane) > before {
+            recorder::note_launch();
+        }
+        Ok(())
+    }
+
     /// Makes lanes from index `lane` on copies of those from index `from` on of others, each as
-    /// short as `lengths` says.
+    /// short as `lengths` says. They have the same pages; where the others are not left for good,
+    /// the last one is copied.
     pub(super) fn adopt(
         &mut self,
         lane: usize,
-        source: &Self,
-        from: usize,
+        (source, from): (&Self, usize),
         lengths: &[usize],
+        is_left: bool,
     ) -> Result<(), GenerateError> {
         recorder::note_launch();
         for (own, source) in self.both_mut().zip(source.both()) {
-            own.adopt_run(lane, source, from, lengths, false)?;
+            own.adopt_run(lane, source, from, lengths, is_left)?;
         }
         Ok(())
     }

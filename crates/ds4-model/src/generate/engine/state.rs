@@ -11,14 +11,16 @@ use super::config::EngineConfig;
 use super::drafter::drafter;
 use super::group::Group;
 use super::lanes::{Lanes, executor};
+use super::memory::Budget;
 use super::prefix::PrefixCache;
 use super::scheduler::{GroupId, Limits, Scheduler};
-use super::setup::{Caches, LogitsProcessor, Setup};
+use super::setup::{Caches, LogitsProcessor, Setup, new_pool};
 use super::text::{Output, Texts};
 use crate::flash_head::ProbedHead;
 use crate::generate::error::GenerateError;
 use crate::generate::request_id::RequestId;
 use crate::generate::stats::SpeculativeStats;
+use crate::graph::Refusal;
 use crate::model::Model;
 
 /// How far a request is.
@@ -35,7 +37,7 @@ pub struct Progress {
 /// Steps that are recorded at present, and the memory that they take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphUsage {
-    /// Recorded steps: for each size of lanes, of up to four kinds of steps, those that were
+    /// Recorded steps: for each group of lanes, of up to four kinds of steps, those that were
     /// replayed last, and for each device that has layers. They are fewer where there was no memory
     /// for a text or for another recording. With [`EngineConfig::draft_confidence`], one for each
     /// number of drafts that is verified.
@@ -43,8 +45,8 @@ pub struct GraphUsage {
     /// Bytes by which the memory that Burn has reserved on the device grew, from before the steps
     /// that precede a recording until after it. That counts the workspace and the graph's own
     /// tensors, and whatever other threads have allocated meanwhile. It does not count what was
-    /// reserved already, the copy of the caches for the case of failure included, which is given
-    /// back, nor what the driver keeps of a graph. `None` where the device does not tell.
+    /// reserved already, nor what the driver keeps of a graph. `None` where the device does not
+    /// tell.
     pub bytes: Option<u64>,
 }
 
@@ -77,14 +79,13 @@ pub struct GraphUsage {
 /// Texts are decoded side by side, one lane each. The number of lanes doubles at least when a text
 /// joins and none is vacant; when few texts are left for some time, it becomes smaller again. The
 /// cost of a step is that of all lanes, and vacant ones count as tokens of a step, too. Where a
-/// text outgrows its lane and there is no memory for a larger one, the youngest texts of the lowest
-/// [priority](super::Request::priority) wait, and are processed again later. Lanes come in sizes:
-/// those of [`EngineConfig::capacity`] positions, of four times as many, and so on. Each size in
-/// use takes a forward call of its own, so choose the capacity for most of the texts.
+/// text becomes longer and there is no memory for it, the youngest texts of the lowest
+/// [priority](super::Request::priority) wait, and are processed again later. What texts of any
+/// lengths have beyond a window is in pages of [`EngineConfig::page`] positions, which they take
+/// one by one as they become longer.
 ///
-/// With [`EngineConfig::overlap`], where the model's layers are on several devices, lanes of each
-/// size are in as many groups, so that all devices have a step to work at. Each group takes a
-/// forward call.
+/// With [`EngineConfig::overlap`], where the model's layers are on several devices, lanes are in as
+/// many groups, so that all devices have a step to work at. Each group takes a forward call.
 ///
 /// # Constraints
 ///
@@ -125,7 +126,6 @@ pub struct GraphUsage {
 #[doc(alias = "continuous_batching")]
 #[derive(Debug)]
 pub struct Engine<'a> {
-    /// Smaller lanes first.
     pub(super) groups: Vec<Group>,
     pub(super) texts: Texts,
     pub(super) scheduler: Scheduler,
@@ -138,6 +138,8 @@ pub struct Engine<'a> {
     pub(super) replays: usize,
     /// Why one of them had no graphs.
     pub(super) refusal: Option<String>,
+    /// Why a recording has failed, until a step was launched after it.
+    pub(super) spoiled: Option<Refusal>,
     pub(super) requests: u64,
     pub(super) setup: Setup<'a>,
 }
@@ -163,6 +165,7 @@ impl<'a> Engine<'a> {
         config.validate()?;
         check_vocabulary(model)?;
         let drafter = drafter(model, &config)?;
+        let pool = new_pool(model, &config);
         let mut setup = Setup {
             model,
             config,
@@ -171,6 +174,8 @@ impl<'a> Engine<'a> {
             oracle: None,
             random_contexts: None,
             free_memory,
+            pool,
+            budget: Budget::NONE,
         };
         let free = setup.free_for_caches()?;
         let bound = &mut setup.config.cache_bytes;
@@ -180,6 +185,8 @@ impl<'a> Engine<'a> {
             log::warn!("caches take {free} bytes at most, which are left, not {wanted}");
         }
         *bound = [*bound, free].into_iter().flatten().min();
+        setup.budget = setup.divided()?;
+        setup.begin_tables();
         let config = &setup.config;
         Ok(Self {
             groups: Vec::new(),
@@ -191,6 +198,7 @@ impl<'a> Engine<'a> {
             prompt_calls: 0,
             replays: 0,
             refusal: None,
+            spoiled: None,
             requests: 0,
             setup,
         })
@@ -235,6 +243,7 @@ impl<'a> Engine<'a> {
     #[must_use]
     pub fn with_random_contexts(mut self, processed: usize) -> Self {
         self.setup.random_contexts = Some(processed);
+        self.scheduler.limits = limits(&self.setup);
         self
     }
 
@@ -244,7 +253,7 @@ impl<'a> Engine<'a> {
     /// For measurements with random weights, whose drafts are never right. The text means nothing.
     #[must_use]
     pub fn with_acceptance(mut self, rate: f64, seed: u64) -> Self {
-        let [_, positions] = self.scheduler.limits.sizes;
+        let positions = self.scheduler.limits.reach;
         let drafts = self.setup.config.drafts;
         let mut random = ChaCha12Rng::seed_from_u64(seed);
         let mut stands = || (random.next_u32() as f64) < rate * (1u64 << 32) as f64;
@@ -280,23 +289,28 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// Lanes that there are, of all sizes.
+    /// Lanes that there are.
     pub fn lanes(&self) -> usize {
         self.groups.iter().map(|group| group.lanes.lanes()).sum()
     }
 
-    /// Positions that there is memory for in the lane of a request, once it has one.
+    /// Positions of the pages that a request has, once it has a lane.
     pub fn capacity(&self, request: RequestId) -> Option<usize> {
-        let (group, _) = self.lane(request)?;
-        Some(group.capacity)
+        let (group, lane) = self.lane(request)?;
+        let trunk = &self.group(group).lanes.caches().trunk;
+        Some(trunk.pages_of_sequence(lane) * self.setup.pool.positions())
     }
 
-    /// Bytes that the caches of all lanes take, and of prompts in progress.
+    /// Bytes that the caches of all lanes take, and of prompts in progress: the pages that texts
+    /// have, those that are kept among them, and what is not in pages.
     pub fn cache_bytes(&self) -> usize {
         let groups = self.groups.iter();
         let lanes: usize = groups.map(|group| group.lanes.caches().bytes()).sum();
         let prompts = self.texts.values().filter_map(|text| text.caches.as_ref());
-        lanes + prompts.map(Caches::bytes).sum::<usize>()
+        let pool = &self.setup.pool;
+        let page: usize = pool.page_bytes().iter().map(|(_, bytes)| bytes).sum();
+        let pages = (pool.len() - pool.free()) * page;
+        lanes + prompts.map(Caches::bytes).sum::<usize>() + pages
     }
 
     /// The most bytes that these may be: [`EngineConfig::cache_bytes`], or what was left on the
@@ -375,9 +389,7 @@ impl<'a> Engine<'a> {
 
 /// What texts are scheduled by.
 fn limits(setup: &Setup) -> Limits {
-    let (model, config) = (setup.model.config(), &setup.config);
-    let step = [0, config.drafts].map(|drafts| setup.positions(drafts));
-    let longest = config.longest(model).saturating_add(step[1]);
+    let config = &setup.config;
     let chunk = config.prefill_chunk;
     Limits {
         lanes: config.lanes,
@@ -387,9 +399,11 @@ fn limits(setup: &Setup) -> Limits {
         lane_rows: 1 + config.drafts,
         exact_rows: INVARIANT_ROWS.min(chunk),
         marks: config.prefix_bytes > 0 && !config.exact_prefix,
-        sizes: [config.capacity, longest.min(model.max_position_embeddings)],
-        step,
-        bytes: config.cache_bytes.unwrap_or(usize::MAX),
+        page: setup.pool.positions(),
+        shares: setup.random_contexts.is_none(),
+        ahead: setup.uncounted(),
+        reach: setup.reach(),
+        bytes: setup.budget.rings,
     }
 }
 

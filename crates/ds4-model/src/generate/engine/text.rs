@@ -134,12 +134,6 @@ impl Text {
         changes.then_some([prompt, output])
     }
 
-    /// Positions that its next step needs, if a step of all drafts needs so many: no more than all
-    /// of its tokens take.
-    pub(super) fn needed(&self, step: usize) -> usize {
-        (self.tokens.len() + step).min(self.most_tokens())
-    }
-
     /// Adds the token that a step has chosen, negative where there is none. The text ends after
     /// `longest` tokens that have been through the model.
     pub(super) fn push(

@@ -15,7 +15,6 @@
 use std::thread::ThreadId;
 
 use burn::tensor::{Device, Int, Tensor};
-use burn_ds4_ops::device::copied;
 use burn_ds4_ops::transfer::{transfer, transfer_in_turn};
 
 use super::super::recorder::{launches, note_launch};
@@ -63,21 +62,6 @@ impl Links {
             held_inputs: vec![None; others],
             done: None,
             devices,
-        }
-    }
-
-    /// The same in memory of its own, without the places of what recordings are passed.
-    pub(super) fn copied(&self) -> Self {
-        let inputs = self.inputs.iter();
-        Self {
-            devices: self.devices.clone(),
-            inputs: inputs.map(|inputs| inputs.as_ref().map(copied)).collect(),
-            arrivals: Vec::new(),
-            puts_off: self.puts_off,
-            pending: self.pending.clone(),
-            held_rows: self.held_rows.clone(),
-            held_inputs: self.held_inputs.clone(),
-            done: None,
         }
     }
 

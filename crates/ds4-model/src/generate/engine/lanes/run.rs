@@ -1,8 +1,6 @@
 //! When a step is launched, recorded or replayed, and when its outcome is read.
 
 use burn::tensor::Device;
-use burn_ds4_ops::device::copied;
-use burn_ds4_ops::sampling::TokenCounts;
 
 use super::executor::executor;
 use super::state::{Lanes, Wanted};
@@ -17,13 +15,14 @@ use crate::graph::Refusal;
 impl Lanes {
     /// The outcome of the oldest step that the host has not counted, of which there is one: the
     /// lanes want tokens yet. `others` lets the other lanes [catch
-    /// up](Self::catch_up), once the first device has a part of a step of these.
+    /// up](Self::catch_up), once the first device has a part of a step of these. `None` where a
+    /// recording has failed, and all rows with it.
     pub(crate) fn advance(
         &mut self,
         setup: &Setup,
         wanted: Wanted,
         others: &mut dyn FnMut(),
-    ) -> Result<Outcome, GenerateError> {
+    ) -> Result<Option<Outcome>, GenerateError> {
         if self.is_settled() {
             self.upload_masks(setup);
         }
@@ -32,7 +31,10 @@ impl Lanes {
             self.late.take().map_or(Ok(()), Err)?;
             self.begin(setup, wanted)?;
         }
-        self.settle(setup)
+        match self.spoiled {
+            None => self.settle(setup).map(Some),
+            Some(_) => Ok(None),
+        }
     }
 
     /// The outcome of a step that is ahead, if there is one.
@@ -64,7 +66,8 @@ impl Lanes {
 
     /// What recordings depend on, besides their kind.
     pub(super) fn epoch(&self) -> Vec<u64> {
-        self.caches.both().map(Cache::epoch).collect()
+        let caches = self.caches.both().map(Cache::epoch);
+        caches.chain([self.caches.trunk.pool_epoch()]).collect()
     }
 
     /// Replays the recorded step of this kind that verifies the fewest drafts, at least so many;
@@ -144,28 +147,27 @@ impl Lanes {
         self.launch(setup, self.verified(setup, wanted))
     }
 
-    /// Whether there is memory for a copy of the caches, which is made in case that the recording
-    /// fails: it may take the weights with it where there is none. Recordings of other kinds make
-    /// way, if the memory that grew for them is as much as is missing. Logs once if there is too
-    /// little.
+    /// Whether there is as much memory as the lanes take without pages: a recording that finds none
+    /// fails, and may take the weights with it. Recordings of other kinds make way, if the memory
+    /// that grew for them is as much as is missing. Logs once if there is too little.
     fn may_record(&mut self, setup: &Setup) -> Result<bool, GenerateError> {
-        let (lanes, capacity) = (self.lanes(), self.capacity());
-        let copy = [[capacity, lanes, 0]];
+        let lanes = self.lanes();
+        let left = [[lanes, 0]];
         self.recorder.keep_kinds(MOST_KINDS - 1, self.kind);
-        let mut has_place = setup.has_place(&copy, &[])?;
+        let mut has_place = setup.has_place(&left, &[])?;
         if !has_place {
             let others = self.recorder.bytes_of_others(Some(self.kind));
             let others: Vec<_> = self.links.devices().iter().zip(others).collect();
-            if setup.has_place(&copy, &others)? {
+            if setup.has_place(&left, &others)? {
                 self.recorder.keep_kinds(0, self.kind);
-                has_place = setup.has_place(&copy, &[])?;
+                has_place = setup.has_place(&left, &[])?;
             }
         }
         if !has_place && !std::mem::replace(&mut self.lacks_memory, true) {
             let bytes = self.caches.bytes();
             log::warn!(
-                "steps of {lanes} lanes of {capacity} positions are launched, not replayed: there \
-                 is no memory for a copy of their caches, of {bytes} bytes"
+                "steps of {lanes} lanes are launched, not replayed: there is little memory left, \
+                 less than {bytes} bytes besides what steps work with"
             );
         }
         Ok(has_place)
@@ -207,15 +209,8 @@ impl Lanes {
         };
         self.links
             .prepare(setup, self.lanes() * (1 + setup.config.drafts));
-        // Copies, so that the originals stay where other recordings find them.
-        let counts = self.counts.as_ref().filter(|_| self.kind.penalties);
-        let before = (
-            (self.caches.copied(), self.links.copied()),
-            self.inputs.as_ref().map(copied),
-            counts.map(TokenCounts::copied),
-            self.constraints.fork(),
-        );
-        // Not with the copies, which go when all is recorded.
+        // What the texts are decided by that have the tokens which they have now.
+        let before = self.constraints.fork();
         let mut reserved_before = reserved();
         let refused = executor(setup.model).refusal(setup.model);
         for &drafts in recorded {
@@ -269,27 +264,13 @@ impl Lanes {
                     self.recorder.refuse(&refusal);
                     self.ahead.clear();
                     self.read.clear();
-                    // Continue from the state before.
-                    let (caches, inputs, counts, constraints) = before;
-                    (self.caches, self.links) = caches;
-                    (self.inputs, self.constraints) = (inputs, constraints);
-                    self.counts = counts.or(self.counts.take());
-                    self.upload_masks(setup);
+                    self.constraints = before;
                     self.spoiled = Some(refusal);
-                    let launched = self.launch(setup, self.verified(setup, wanted));
-                    return launched.map_err(|error| self.explained(error));
+                    return Ok(());
                 }
             }
         }
         Ok(())
-    }
-
-    /// The error of a step that a failed recording may have left nothing to work with.
-    fn explained(&mut self, error: GenerateError) -> GenerateError {
-        match self.spoiled.take() {
-            Some(refusal) => recorder::spoiled(&refusal, error),
-            None => error,
-        }
     }
 
     /// Uploads the masks of the next step, if a lane has a constraint.
@@ -323,8 +304,7 @@ impl Lanes {
     fn wait(&mut self, setup: &Setup) -> Result<Outcome, GenerateError> {
         let pending = self.ahead.pop_front().expect("a step is ahead");
         let outcome = pending.wait(self.lanes());
-        let outcome = outcome.map_err(|error| self.explained(setup.device_error(error)))?;
-        self.spoiled = None;
+        let outcome = outcome.map_err(|error| setup.device_error(error))?;
         let kept: Vec<usize> = outcome.accepted.iter().map(|count| 1 + count).collect();
         self.caches.trunk.settle(1 + outcome.drafts, &kept);
         if let Some(cache) = &mut self.caches.draft {

@@ -86,15 +86,15 @@ impl Settled<'_> {
     }
 
     /// Takes texts from other caches, from one lane there on, into the same number of vacant lanes:
-    /// as many positions of each as `lengths` says.
+    /// as many positions of each as `lengths` says, with their pages.
     pub(crate) fn adopt(
         &mut self,
         lane: usize,
-        caches: &Caches,
-        from: usize,
+        source: (&Caches, usize),
         lengths: &[usize],
+        is_left: bool,
     ) -> Result<(), GenerateError> {
-        self.lanes.caches.adopt(lane, caches, from, lengths)
+        self.lanes.caches.adopt(lane, source, lengths, is_left)
     }
 
     /// Sets the last token and the drafts of a text that was taken into a lane
@@ -126,10 +126,5 @@ impl Settled<'_> {
     /// Takes the constraint of a lane, if it has one.
     pub(crate) fn take_constraint(&mut self, lane: usize) -> Option<LaneConstraint> {
         self.lanes.constraints.take(lane)
-    }
-
-    /// The last token of a lane and its drafts.
-    pub(crate) fn input(&self, lane: usize) -> Tensor<2, Int> {
-        self.lanes.inputs().narrow(0, lane, 1)
     }
 }

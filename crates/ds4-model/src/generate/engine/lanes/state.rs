@@ -62,7 +62,7 @@ pub(crate) struct Lanes {
     pub(super) ahead: VecDeque<Pending>,
     /// Of a step after those that are ahead.
     pub(super) late: Option<GenerateError>,
-    /// Why a recording has failed, until a step was launched after it.
+    /// Why a recording has failed, with all that its steps have written.
     pub(super) spoiled: Option<Refusal>,
     /// Whether there was no memory to record steps.
     pub(super) lacks_memory: bool,
@@ -70,8 +70,8 @@ pub(crate) struct Lanes {
 
 impl Lanes {
     /// Vacant lanes.
-    pub(crate) fn new(setup: &Setup, lanes: usize, capacity: usize) -> Result<Self, GenerateError> {
-        let mut caches = setup.new_caches([capacity, lanes, 0])?;
+    pub(crate) fn new(setup: &Setup, lanes: usize) -> Result<Self, GenerateError> {
+        let mut caches = setup.new_caches([lanes, 0])?;
         for cache in caches.both_mut() {
             for lane in 0..lanes {
                 cache.vacate(lane)?;
@@ -123,6 +123,17 @@ impl Lanes {
 
     pub(crate) fn caches(&self) -> &Caches {
         &self.caches
+    }
+
+    /// Lets a text have pages for so many positions, of which there are enough.
+    pub(crate) fn provide(&mut self, lane: usize, positions: usize) -> Result<(), GenerateError> {
+        self.caches.provide(lane, positions)
+    }
+
+    /// The constraints of all lanes, as their texts are, and why a recording has failed, if one
+    /// has.
+    pub(crate) fn into_parts(self) -> (Constraints, Option<Refusal>) {
+        (self.constraints, self.spoiled)
     }
 
     /// Steps that were replayed.

@@ -10,8 +10,8 @@ impl Scheduler {
     pub(super) fn admit(&mut self, memory: &mut dyn Memory, plan: &mut Plan) {
         let mut left = self.limits.chunk;
         let mut before = None;
-        // Whoever has given way waits until those who are stuck have their lanes.
-        let mut is_blocked = self.tasks.iter().any(|task| task.stuck_in.is_some());
+        // Whoever has given way waits until those who are stuck have their pages.
+        let mut is_blocked = self.tasks.iter().any(|task| task.is_stuck);
         loop {
             let mut tasks = self.tasks.iter();
             let next = tasks.position(|task| {
@@ -62,7 +62,7 @@ impl Scheduler {
                 left -= (sequences * width).saturating_sub(cost).min(left);
             }
             if is_new || enters {
-                self.prompts.push(self.caches_of(&call));
+                self.prompts.push(Self::caches_of(&call));
             }
             plan.calls.push(call);
         }
@@ -84,39 +84,50 @@ impl Scheduler {
         }
     }
 
-    /// Finds a lane for a text that waits; `false` if it has to wait for longer, or ends here.
+    /// Finds pages and a lane for a text that waits; `false` if it has to wait for longer, or ends
+    /// here.
     fn begin(&mut self, index: usize, memory: &mut dyn Memory, plan: &mut Plan) -> bool {
         let task = self.tasks[index];
-        let capacity = self.size_of(&task);
         let is_alone = self.placed() == 0;
-        // Steps go on while tables for long texts are worked out.
-        let is_ready = is_alone || memory.is_ready(capacity);
-        if is_ready && !task.is_refused {
-            let prompts = Some([task.tokens, 1, 0]);
-            let place = self.reserve(task.new.id, capacity, prompts, memory, plan);
+        let missing = self.missing_pages(index, task.processed, memory);
+        if memory.known(task.new.id) != task.processed {
+            // What it was to begin with has made way for it.
+            self.tasks[index].processed = 0;
+            self.gives_back = true;
+            return false;
+        }
+        if missing == 0 && !task.is_refused {
+            let place = self.reserve(task.new.id, [1, 0], memory, plan);
             self.tasks[index].place = place;
             if place.is_some() {
+                self.promised += task.pages(task.processed, &self.limits);
                 return true;
             }
         }
         self.tasks[index].processed = 0;
-        if !is_ready || self.asks.is_some() || self.gives_back {
+        if self.asks.is_some() || self.gives_back {
             return false;
         }
         // It needs one lane itself.
-        let own = GroupId { capacity, way: 0 };
-        let is_needed = |group: &Group| group.id == own && group.lanes.len() == 1;
+        let is_needed = |group: &Group| group.id == GroupId(0) && group.lanes.len() == 1;
         if !is_alone {
-            if !self.drop_unused(plan, is_needed) {
+            if missing == 0 && !self.drop_unused(plan, is_needed) {
                 self.drop_recordings(index, memory);
             }
             return false;
         }
         // Nobody else can leave what is missing.
         if !self.drop_unused(plan, is_needed) && !self.give_back(index, memory) {
-            self.fail(index, capacity, plan);
+            self.fail(index, missing, plan);
         }
         false
+    }
+
+    /// Pages that are missing for a text to begin, of which so many tokens are known: beside
+    /// others, there have to be as many more as they may need soon.
+    fn missing_pages(&self, index: usize, known: usize, memory: &mut dyn Memory) -> usize {
+        let pages = self.tasks[index].pages(known, &self.limits);
+        memory.free_pages(self.promised + pages + self.placed())
     }
 
     /// Adds the next chunk of a text that has a lane to a call.
@@ -146,10 +157,8 @@ impl Scheduler {
     }
 
     /// The caches that a call is over.
-    fn caches_of(&self, call: &Call) -> Size {
-        let of = |row: &Row| Some(self.tasks[self.index(row.id)?].tokens);
-        let longest = call.rows.iter().filter_map(of).max().unwrap_or(0);
-        [longest, call.shape()[0], call.padding()]
+    fn caches_of(call: &Call) -> Size {
+        [call.shape()[0], call.padding()]
     }
 
     /// Rows of a step of the group of a lane.
@@ -175,7 +184,7 @@ impl Scheduler {
         let is_whole = is_whole && first.first == 0 && !first.is_marked;
         let leader = self.index(first.id).expect("it was planned");
         let mut leader = self.tasks[leader];
-        let (mut used, longest) = (first.end - first.first, leader.tokens);
+        let mut used = first.end - first.first;
         while let Some(index) = self.tasks.iter().position(|task| !task.is_decoded) {
             let task = self.tasks[index];
             let [sequences, width] = call.shape();
@@ -195,17 +204,15 @@ impl Scheduler {
             if !may_begin || self.placed() >= self.limits.lanes || !(is_same || is_short) {
                 return;
             }
-            let capacity = self.size_of(&task);
+            if self.missing_pages(index, 0, memory) > 0 {
+                return;
+            }
             let padding = match is_same {
                 true => call.padding(),
                 false => width - task.last().min(call.shape()[1] - call.padding()),
             };
-            let prompts = Some([longest.max(width + 1), sequences, padding]);
-            let place = memory.is_ready(capacity).then(|| {
-                let id = task.new.id;
-                self.reserve(id, capacity, prompts, memory, plan)
-            });
-            let Some(place) = place.flatten() else {
+            let place = self.reserve(task.new.id, [sequences, padding], memory, plan);
+            let Some(place) = place else {
                 return;
             };
             self.tasks[index].place = Some(place);
@@ -216,6 +223,7 @@ impl Scheduler {
                 self.put_back_at(index);
                 return;
             }
+            self.promised += task.pages(0, &self.limits);
             if is_same {
                 let row = *call.rows.last().expect("that of the first");
                 let id = task.new.id;

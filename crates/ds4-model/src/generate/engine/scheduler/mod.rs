@@ -7,25 +7,22 @@
 //!   text that waits for memory.
 //! - Between two steps, the calls over prompts take no longer than one of a chunk. Short prompts
 //!   that wait go through one call, as far as their texts stay the same.
-//! - Where a text needs a larger lane and there is no memory for it, the youngest texts give way.
+//! - Where a text needs more pages and there are none, what is kept of ended texts goes, the least
+//!   recently used first, and then the youngest texts give way.
 //!
 //! A plan either gives memory back or asks for it, and has one text ask for lanes at most. So what
 //! the devices tell of their memory holds while the plan is carried out, and a refusal is that of
-//! one text, which asks no more until something is given back.
+//! one text, which asks no more until something is given back. Pages that a plan has promised are
+//! there when it is carried out.
 //!
-//! **Nothing hangs.** A text in a lane gains a token each step, unless it is stuck: its lane is
-//! full. While one is stuck, no text begins. Each plan then gives it a larger lane, or gives
-//! something back: unused lanes, recordings that nobody replays now, what is kept of ended texts,
-//! vacant lanes, and last the lane of the youngest text. Recordings and what is kept go only where
-//! devices have no place, or have refused memory to the text; and recordings for a text that may
-//! as well wait only if they leave as much as it lacks. There is only so much of all that, so in
-//! the end the text has its lane, or has given way itself to older ones, or is alone and ends with
-//! an error. A text gives way only if it fits again when it is alone; one that would not goes on to
-//! its end. A text that has given way returns to a lane of at least the size that it had, and only
-//! older texts that outgrow their lanes, a few times each, take it again. So the oldest of the
-//! highest priority gets to its end, and then the next one. The first that waits begins at the
-//! latest when no other text has a lane: then all that it does not need itself is given back, one
-//! thing after the other, and it ends with an error if it is refused even so.
+//! **Nothing hangs.** A text in a lane gains a token each step, unless it is stuck: it has no pages
+//! for the step. While one is stuck, no text begins. Each plan then gives it the pages, or takes
+//! those of the youngest text. In the end the text has its pages, or has given way itself to older
+//! ones, or is alone and ends with an error. A text that has given way returns when there are pages
+//! for all of its tokens, and one more for each text beside it. So the oldest of the highest
+//! priority gets to its end, and then the next one. The first that waits begins at the latest when
+//! no other text has a lane: then all that it does not need itself is given back, one thing after
+//! the other, and it ends with an error if it is refused even so.
 
 mod admission;
 mod group;
@@ -35,7 +32,8 @@ mod task;
 #[cfg(test)]
 mod tests;
 
-pub(super) use plan::{Call, Change, GroupId, Place, Plan, Row};
+use plan::Place;
+pub(super) use plan::{Call, Change, GroupId, Plan, Row};
 pub(super) use task::NewTask;
 
 use std::cell::RefCell;
@@ -49,7 +47,7 @@ use crate::generate::request_id::RequestId;
 pub(super) struct Limits {
     /// Most texts in lanes.
     pub(super) lanes: usize,
-    /// Groups that lanes of one size are divided into.
+    /// Groups that lanes are divided into.
     pub(super) ways: usize,
     /// Tokens of prompts between two steps.
     pub(super) chunk: usize,
@@ -62,32 +60,36 @@ pub(super) struct Limits {
     pub(super) exact_rows: usize,
     /// Whether chunks end where others may continue from.
     pub(super) marks: bool,
-    /// Positions of the smallest lanes, and of the largest.
-    pub(super) sizes: [usize; 2],
-    /// Positions of a step without drafts, and with all.
-    pub(super) step: [usize; 2],
-    /// Bytes of all caches.
+    /// Positions of a page.
+    pub(super) page: usize,
+    /// Whether the pages of what is known of a text are there already.
+    pub(super) shares: bool,
+    /// Positions beyond its tokens that a text has pages for.
+    pub(super) ahead: usize,
+    /// Positions that a text can reach.
+    pub(super) reach: usize,
+    /// Bytes of what is not in pages.
     pub(super) bytes: usize,
 }
 
-/// Caches that are made: positions, texts, and positions by which texts may turn out to be shorter.
-pub(super) type Size = [usize; 3];
+/// Caches that are made, but for pages: texts, and positions by which they may turn out to be
+/// shorter.
+pub(super) type Size = [usize; 2];
 
 /// What there is besides texts and lanes.
 pub(super) trait Memory {
     /// Bytes of caches.
     fn bytes_of(&self, size: Size) -> usize;
 
-    /// Bytes of the caches of a text of so many positions.
-    fn bytes(&self, positions: usize) -> usize {
-        self.bytes_of([positions, 1, 0])
-    }
-
     /// Whether the devices have place for some caches, beside all that there is.
     fn has_place(&self, caches: &[Size]) -> bool;
 
-    /// Whether caches of so many positions can be made at once.
-    fn is_ready(&self, capacity: usize) -> bool;
+    /// Pages that nobody has, and that may be made yet.
+    fn spare_pages(&self) -> usize;
+
+    /// Makes so many pages free, if need be by dropping what is kept of texts that have ended, the
+    /// least recently used first. Returns how many are missing.
+    fn free_pages(&mut self, wanted: usize) -> usize;
 
     /// Tokens of a text that waits which need not be processed, because they are kept.
     fn known(&self, id: RequestId) -> usize;
@@ -100,20 +102,11 @@ pub(super) trait Memory {
     fn give_back(&mut self) -> bool;
 }
 
-/// A text with too few positions for a step of all drafts.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Full {
-    pub(super) id: RequestId,
-    /// Whether there are too few for any step.
-    pub(super) is_stuck: bool,
-}
-
 #[derive(Debug)]
 pub(super) struct Scheduler {
     pub(super) limits: Limits,
     /// By priority, then as they came.
     tasks: Vec<Task>,
-    /// Smaller lanes first.
     groups: Vec<Group>,
     /// The text for which this plan asks the devices for lanes, and whether they are as few as can
     /// be.
@@ -126,6 +119,8 @@ pub(super) struct Scheduler {
     lanes: Option<Size>,
     /// Caches of prompts that this plan begins.
     prompts: Vec<Size>,
+    /// Pages that this plan has promised.
+    promised: usize,
 }
 
 impl Scheduler {
@@ -139,6 +134,7 @@ impl Scheduler {
             missing: RefCell::default(),
             lanes: None,
             prompts: Vec::new(),
+            promised: 0,
         }
     }
 
@@ -185,24 +181,22 @@ impl Scheduler {
         let decoded = groups.filter(|id| {
             let of = |task: &&Task| task.place.is_some_and(|place| place.group == *id);
             let mut own = self.tasks.iter().filter(of);
-            own.clone().any(|task| task.is_decoded) && own.all(|task| task.stuck_in != Some(*id))
+            own.clone().any(|task| task.is_decoded) && own.all(|task| !task.is_stuck)
         });
         decoded.collect()
     }
 
-    /// Plans changes and calls. These texts are full; their group has no step ahead.
-    pub(super) fn plan(&mut self, full: &[Full], memory: &mut dyn Memory) -> Plan {
+    /// Plans changes and calls. These texts lack so many pages for their next steps.
+    pub(super) fn plan(&mut self, lacking: &[(RequestId, usize)], memory: &mut dyn Memory) -> Plan {
         let mut plan = self.new_plan();
+        let mut in_turn = Vec::new();
         for task in &mut self.tasks {
-            let own = full.iter().find(|own| own.id == task.new.id);
-            let place = own.and(task.place);
-            let stuck = place.filter(|_| own.is_some_and(|own| own.is_stuck));
-            (task.is_full, task.stuck_in) = (place.is_some(), stuck.map(|place| place.group));
+            task.is_stuck = false;
+            let own = lacking.iter().find(|(id, _)| *id == task.new.id);
+            in_turn.extend(own.copied());
         }
-        let full = self.tasks.iter().filter(|task| task.is_full);
-        let full: Vec<RequestId> = full.map(|task| task.new.id).collect();
-        for id in full {
-            self.enlarge(id, memory, &mut plan);
+        for (id, pages) in in_turn {
+            self.provide(id, pages, memory, &mut plan);
         }
         self.admit(memory, &mut plan);
         plan
@@ -210,6 +204,7 @@ impl Scheduler {
 
     fn new_plan(&mut self) -> Plan {
         (self.asks, self.lanes, self.gives_back) = (None, None, false);
+        self.promised = 0;
         self.missing.get_mut().clear();
         self.prompts.clear();
         Plan::default()
@@ -253,6 +248,17 @@ impl Scheduler {
         if let Some((id, is_least)) = self.asks.take() {
             self.refuse(id, is_least);
         }
+    }
+
+    /// Forgets all lanes. Their texts wait.
+    pub(super) fn start_over(&mut self) {
+        self.groups.clear();
+        self.asks = None;
+        for task in &mut self.tasks {
+            task.place = None;
+            (task.is_decoded, task.is_stuck, task.processed) = (false, false, 0);
+        }
+        self.forget_refusals();
     }
 
     /// Lets the texts of a call wait for whose caches a device has no memory.
@@ -313,7 +319,7 @@ impl Scheduler {
     fn put_back_at(&mut self, index: usize) {
         self.release(index);
         let task = &mut self.tasks[index];
-        (task.is_decoded, task.processed) = (false, 0);
+        (task.is_decoded, task.is_stuck, task.processed) = (false, false, 0);
     }
 
     /// Whether somebody else has a lane, who may leave memory to a text.
@@ -322,42 +328,26 @@ impl Scheduler {
         placed.any(|task| task.new.id != id)
     }
 
-    /// Gives a larger lane to a text that is full, or something back for it.
-    fn enlarge(&mut self, id: RequestId, memory: &mut dyn Memory, plan: &mut Plan) {
-        let index = self.index(id).expect("a text that is full");
-        let Some(from) = self.tasks[index].place.filter(|_| !self.gives_back) else {
-            // It has given way, or another has for an older text.
+    /// Promises pages to a text for its next steps, or takes those of another for it.
+    fn provide(&mut self, id: RequestId, pages: usize, memory: &mut dyn Memory, plan: &mut Plan) {
+        let index = self.index(id).expect("a text that is decoded");
+        if self.tasks[index].place.is_none() {
+            // It has given way.
             return;
+        }
+        // What another has given back is for an older text.
+        let missing = match self.gives_back {
+            true => pages,
+            false => memory.free_pages(self.promised + pages),
         };
-        let capacity = self.capacity_for(from.group.capacity + 1);
-        if let Some(to) = self.reserve(id, capacity, None, memory, plan) {
-            // Both lanes are its own until now.
-            self.release(index);
-            self.tasks[index].place = Some(to);
-            self.tasks[index].is_full = false;
-            plan.changes.push(Change::Move { id, from, to });
+        if missing == 0 {
+            self.promised += pages;
             return;
         }
-        if self.asks.is_some() {
-            return;
+        self.tasks[index].is_stuck = true;
+        if !self.gives_back && !self.preempt_for(id, plan) {
+            self.fail(index, missing, plan);
         }
-        // The rows move from one lane to the other.
-        let bytes = [capacity, from.group.capacity].map(|positions| memory.bytes(positions));
-        let may_fit = bytes[0].saturating_add(bytes[1]) <= self.limits.bytes;
-        if may_fit && (self.drop_unused(plan, |_| false) || self.give_back(index, memory)) {
-            return;
-        }
-        // Otherwise a step of fewer drafts has place yet.
-        if self.tasks[index].stuck_in.is_none()
-            || may_fit
-                && (self.drop_vacant(id, memory, plan)
-                    // There may have been no place for the lanes that stay.
-                    || self.give_back(index, memory)
-                    || self.preempt_for(id, memory, plan))
-        {
-            return;
-        }
-        self.fail(index, capacity, plan);
     }
 
     /// Whether it is for want of place on the devices that a text waits.
@@ -369,8 +359,8 @@ impl Scheduler {
     /// none, or too few for a text that may as well wait.
     fn drop_recordings(&mut self, index: usize, memory: &mut dyn Memory) -> bool {
         let task = &self.tasks[index];
-        // Otherwise it gives way or fails.
-        let is_last = task.stuck_in.is_some() || self.placed() == 0;
+        // Otherwise it fails.
+        let is_last = self.placed() == 0;
         let decoded = self.decoded();
         let caches = match task.is_refused || is_last {
             true => Vec::new(),
@@ -399,38 +389,25 @@ impl Scheduler {
         is_any
     }
 
-    /// Takes the lane of the youngest text of the lowest priority, which comes last, for another
+    /// Takes the pages of the youngest text of the lowest priority, which comes last, for another
     /// text; or its own, if that is the youngest. `false` if there is no other.
-    fn preempt_for(&mut self, id: RequestId, memory: &dyn Memory, plan: &mut Plan) -> bool {
-        let may_return = |task: &Task| {
-            let Some(place) = task.place else {
-                return false;
-            };
-            let lane = memory.bytes(place.group.capacity);
-            let prompt = match task.is_decoded {
-                true => memory.bytes(place.group.capacity.min(task.new.all)),
-                false => memory.bytes(task.tokens),
-            };
-            // Whoever is stuck needs a larger lane, and has been found to fit or will fail anyway.
-            task.stuck_in.is_some() || lane.saturating_add(prompt) <= self.limits.bytes
-        };
-        let Some(index) = self.tasks.iter().rposition(may_return) else {
+    fn preempt_for(&mut self, id: RequestId, plan: &mut Plan) -> bool {
+        let mut tasks = self.tasks.iter();
+        let index = tasks.rposition(|task| task.place.is_some());
+        let Some(index) = index.filter(|_| self.has_others(id)) else {
             return false;
         };
         let youngest = self.tasks[index].new.id;
-        if youngest == id && !self.has_others(id) {
-            return false;
-        }
         self.put_back_at(index);
         self.gives_back = true;
         plan.changes.push(Change::Preempt(youngest));
         true
     }
 
-    fn fail(&mut self, index: usize, capacity: usize, plan: &mut Plan) {
+    fn fail(&mut self, index: usize, pages: usize, plan: &mut Plan) {
         let (id, from) = (self.tasks[index].new.id, self.tasks[index].place);
         self.remove(id);
         self.gives_back = true;
-        plan.changes.push(Change::Fail { id, capacity, from });
+        plan.changes.push(Change::Fail { id, pages, from });
     }
 }

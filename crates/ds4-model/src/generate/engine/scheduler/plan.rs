@@ -2,14 +2,9 @@
 
 use crate::generate::request_id::RequestId;
 
-/// A group of lanes of one size. There are several of a size where devices take turns.
+/// A group of lanes. There are several where devices take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct GroupId {
-    /// Positions of a lane.
-    pub(crate) capacity: usize,
-    /// Which one it is of those of its size.
-    pub(crate) way: usize,
-}
+pub(crate) struct GroupId(pub(crate) usize);
 
 /// A lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,19 +22,14 @@ pub(crate) enum Change {
     Arrange(GroupId, Vec<Option<usize>>),
     /// Drops a group that nobody uses.
     Drop(GroupId),
-    /// Moves a text to a larger lane.
-    Move {
-        id: RequestId,
-        from: Place,
-        to: Place,
-    },
-    /// Takes a text's lane and what is known of it but its tokens, which wait to be processed
-    /// again.
+    /// Takes a text's lane and pages, and what is known of it but its tokens, which wait to be
+    /// processed again.
     Preempt(RequestId),
-    /// Ends a text that needs a lane of so many positions, for which there is no memory.
+    /// Ends a text for which there is no memory: so many pages are missing, or with none of them,
+    /// what else it takes.
     Fail {
         id: RequestId,
-        capacity: usize,
+        pages: usize,
         from: Option<Place>,
     },
 }

@@ -1,6 +1,7 @@
 //! A text, as the scheduler knows it.
 
-use super::plan::{GroupId, Place};
+use super::Limits;
+use super::plan::Place;
 use crate::generate::request_id::RequestId;
 
 /// The first length at which a prompt is marked within its first chunk; the next ones are twice as
@@ -37,10 +38,8 @@ pub(super) struct Task {
     /// Its lane, from when its prompt begins.
     pub(super) place: Option<Place>,
     pub(super) is_decoded: bool,
-    /// Whether it wants a larger lane in this step.
-    pub(super) is_full: bool,
-    /// Its group, if its lane has no place for another step.
-    pub(super) stuck_in: Option<GroupId>,
+    /// Whether it has too few pages for another step.
+    pub(super) is_stuck: bool,
     /// Whether the devices had no memory for it. It asks for none until something is given back.
     pub(super) is_refused: bool,
     /// Whether they ever had none: from then on it asks for itself alone.
@@ -55,8 +54,7 @@ impl Task {
             processed: 0,
             place: None,
             is_decoded: false,
-            is_full: false,
-            stuck_in: None,
+            is_stuck: false,
             is_refused: false,
             is_modest: false,
         }
@@ -65,6 +63,14 @@ impl Task {
     /// Tokens to be processed before the text is decoded.
     pub(super) fn last(&self) -> usize {
         self.tokens - 1
+    }
+
+    /// Pages that it begins with, besides the full ones of what is known of it.
+    pub(super) fn pages(&self, known: usize, limits: &Limits) -> usize {
+        let positions = self.tokens.saturating_add(limits.ahead);
+        let positions = positions.min(self.new.all).min(limits.reach);
+        let shared = if limits.shares { known } else { 0 };
+        positions.div_ceil(limits.page) - shared / limits.page
     }
 
     /// Whether two texts have the same tokens.

@@ -1,10 +1,13 @@
 //! What the scheduler is told of devices.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use super::super::*;
 
+/// Bytes of a lane and of a prompt in progress, without pages.
+pub(super) const RING: usize = 16;
+/// Positions of a page.
+pub(super) const PAGE: usize = 8;
 /// Bytes of a device that a recording holds.
 pub(super) const RECORDING: usize = 20;
 /// Kinds of steps of which a group has recordings at most.
@@ -22,6 +25,31 @@ impl Random {
     }
 }
 
+#[derive(Debug)]
+pub(super) struct Text {
+    pub(super) new: NewTask,
+    pub(super) tokens: usize,
+    /// Positions that the model has.
+    pub(super) length: usize,
+    pub(super) lane: Option<Place>,
+    /// Whether its prompt has begun, and lanes were promised to it.
+    pub(super) is_begun: bool,
+    /// Whether a device has had no memory for it.
+    pub(super) is_refused: bool,
+    /// Pages that it has, and those of them that nobody else has.
+    pub(super) pages: usize,
+    pub(super) own: usize,
+}
+
+impl Text {
+    /// Pages that it lacks for its next steps.
+    pub(super) fn lacks(&self, limits: &Limits) -> usize {
+        let needed = self.length + limits.ahead;
+        let needed = needed.min(self.new.all).min(limits.reach);
+        needed.div_ceil(PAGE).saturating_sub(self.pages)
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Host {
     /// Tokens that are kept of texts.
@@ -33,8 +61,9 @@ pub(super) struct Host {
     pub(super) used: usize,
     /// Whether this plan has given something back.
     pub(super) has_given: bool,
-    /// Questions for tables so far: not all are answered by yes.
-    pub(super) asked: Cell<usize>,
+    /// Pages that there are, and those that texts have. A text that is kept has one.
+    pub(super) pages: usize,
+    pub(super) taken: usize,
 }
 
 impl Host {
@@ -47,22 +76,29 @@ impl Host {
         let used = self.used + self.recorded_bytes();
         self.device.saturating_sub(used)
     }
+
+    pub(super) fn free_page_count(&self) -> usize {
+        self.pages - self.taken - self.kept.len()
+    }
 }
 
-/// A position takes a byte.
 impl Memory for Host {
-    fn bytes_of(&self, [positions, texts, padding]: Size) -> usize {
-        (positions + padding) * texts
+    fn bytes_of(&self, [texts, padding]: Size) -> usize {
+        (RING + padding) * texts
+    }
+
+    fn spare_pages(&self) -> usize {
+        self.free_page_count()
+    }
+
+    fn free_pages(&mut self, wanted: usize) -> usize {
+        while self.free_page_count() < wanted && self.kept.pop_last().is_some() {}
+        wanted.saturating_sub(self.free_page_count())
     }
 
     fn has_place(&self, caches: &[Size]) -> bool {
         let bytes = caches.iter().map(|size| self.bytes_of(*size)).sum();
         self.free() >= bytes
-    }
-
-    fn is_ready(&self, _: usize) -> bool {
-        self.asked.set(self.asked.get() + 1);
-        !self.asked.get().is_multiple_of(7)
     }
 
     fn known(&self, id: RequestId) -> usize {

@@ -1,4 +1,4 @@
-//! Random sequences of texts that come, end, leave and outgrow the memory: what is planned can be
+//! Random sequences of texts that come, end, leave and lack pages: what is planned can be
 //! carried out, keeps to all bounds, and lets every text get to its end.
 
 mod host;
@@ -6,24 +6,27 @@ mod world;
 
 use std::collections::BTreeSet;
 
-use self::host::{RECORDING, Random};
-use self::world::{CALL, CHUNK, MOST_STEPS, SIZES, World};
+use self::host::{PAGE, RECORDING, RING, Random};
+use self::world::{CALL, CHUNK, MANY, MOST_STEPS, REACH, World};
 use super::task::chunk_end;
 use super::*;
 
 fn limits(random: &mut Random) -> Limits {
     let ways = 1 + random.below(2);
+    let lane_rows = 1 + random.below(3);
     Limits {
         lanes: 1 + random.below(12),
         ways,
         chunk: CHUNK,
         call: CALL,
-        lane_rows: 1 + random.below(3),
+        lane_rows,
         exact_rows: 16,
         marks: random.below(2) == 0,
-        sizes: SIZES,
-        step: [1, 1 + random.below(4)],
-        bytes: [usize::MAX, 2 * SIZES[1], SIZES[1] + 200, 150][random.below(4)],
+        page: PAGE,
+        shares: true,
+        ahead: lane_rows * (1 + random.below(4)),
+        reach: REACH,
+        bytes: [usize::MAX, 10 * RING, 4 * RING, 2 * RING][random.below(4)],
     }
 }
 
@@ -32,7 +35,9 @@ fn limits(random: &mut Random) -> Limits {
 fn run(seed: u64, refusals: usize) -> [usize; 5] {
     let mut random = Random(seed);
     let mut world = World::new(seed, limits(&mut random), refusals);
-    world.host.device = [usize::MAX, 3 * SIZES[1], SIZES[1] + 150][random.below(3)];
+    world.host.device = [usize::MAX, 14 * RING, 5 * RING][random.below(3)];
+    let longest = REACH.div_ceil(PAGE);
+    world.host.pages = [MANY, 3 * longest, longest + 4, 12][random.below(4)];
     world.ends = true;
     world.kinds = [0, 3, 12][random.below(3)];
     let mut added = 0;
@@ -42,8 +47,9 @@ fn run(seed: u64, refusals: usize) -> [usize; 5] {
             let choices = [1, 1, 3][random.below(3)];
             let (more, priority) = (1 + random.below(90), random.below(2) as i64);
             // What can never fit is refused before it comes here.
-            let capacity = world.scheduler.capacity_of(prompt, prompt + more);
-            if capacity.saturating_add(prompt) <= world.scheduler.limits.bytes {
+            let ahead = world.scheduler.limits.ahead;
+            let positions = (prompt + ahead).min(prompt + more);
+            if positions.div_ceil(PAGE) <= world.host.pages {
                 for _ in 0..choices {
                     world.add(prompt, more, priority);
                 }
@@ -97,10 +103,19 @@ fn plain(bytes: usize) -> Limits {
         lane_rows: 1,
         exact_rows: 16,
         marks: false,
-        sizes: SIZES,
-        step: [1, 1],
+        page: PAGE,
+        shares: true,
+        ahead: 2,
+        reach: REACH,
         bytes,
     }
+}
+
+/// Texts on devices that have all memory but that for more pages.
+fn with_pages(pages: usize) -> World {
+    let mut world = World::new(0, plain(usize::MAX), 0);
+    world.host.pages = pages;
+    world
 }
 
 #[test]
@@ -114,10 +129,7 @@ fn short_prompts_go_through_one_call_and_those_that_are_alike_share_a_sequence()
         world.add(prompt, 3, 0);
     }
     let plan = world.scheduler.plan(&[], &mut world.host);
-    let id = GroupId {
-        capacity: 16,
-        way: 0,
-    };
+    let id = GroupId(0);
     assert_eq!(plan.changes, [Change::Make(id, 4)]);
     let [call] = &plan.calls[..] else {
         panic!("{:?}", plan.calls);
@@ -137,8 +149,8 @@ fn short_prompts_go_through_one_call_and_those_that_are_alike_share_a_sequence()
 
 #[test]
 fn the_youngest_text_gives_way_and_those_of_a_higher_priority_last() {
-    // Two texts in small lanes and one in a large one: more than there is.
-    let mut world = World::new(0, plain(64 + 2 * 16 + 15), 0);
+    // Three texts of five pages each in the end.
+    let mut world = with_pages(10);
     let old = world.add(10, 30, 0);
     let young = world.add(9, 30, 0);
     let first = world.add(8, 30, 1);
@@ -166,37 +178,62 @@ fn the_youngest_text_gives_way_and_those_of_a_higher_priority_last() {
 
 #[test]
 fn a_text_that_does_not_fit_by_itself_fails_and_the_others_go_on() {
-    // Its larger lane does not fit, or not beside the one that it has.
-    for bytes in [60, 70, 79] {
-        let mut world = World::new(0, plain(bytes), 0);
+    for pages in [4, 6] {
+        let mut world = with_pages(pages);
         let grows = world.add(10, 40, 0);
         let stays = world.add(5, 11, 0);
         world.finish();
-        assert_eq!(world.failed, BTreeSet::from([grows]), "{bytes} bytes");
-        assert!(world.preempted == 0 && !world.failed.contains(&stays));
+        assert_eq!(world.failed, BTreeSet::from([grows]), "{pages} pages");
+        assert!(!world.failed.contains(&stays));
     }
 }
 
 #[test]
-fn a_text_that_would_not_fit_again_does_not_give_way() {
-    // A lane of 64 and one of 16 fit, but no prompt of 50 beside a lane of 64.
-    let mut world = World::new(0, plain(64 + 2 * 16), 0);
-    let large = world.add(20, 43, 0);
-    let [first, second] = [10, 11].map(|prompt| world.add(prompt, 30, 1));
+fn a_text_that_gave_way_returns_when_others_have_pages_for_their_next_steps() {
+    let mut world = with_pages(10);
+    let ids = [12, 13].map(|prompt| world.add(prompt, 60, 0));
+    let mut steps = 0;
+    while world.preempted == 0 {
+        world.step();
+        steps += 1;
+    }
+    let place = |world: &World, id| world.scheduler.place(id);
+    assert!(place(&world, ids[0]).is_some() && place(&world, ids[1]).is_none());
+    assert!(steps > 20, "both had lanes");
+    world.step();
+    assert!(place(&world, ids[1]).is_none(), "it would give way at once");
     world.finish();
-    assert!(world.failed.is_empty(), "{:?}", world.failed);
-    assert!(world.preempted > 0, "{large} {first} {second}");
+    assert!(world.failed.is_empty() && world.preempted == 1);
+}
+
+#[test]
+fn what_is_kept_makes_way_for_texts_and_not_what_they_go_on_from() {
+    let mut world = with_pages(12);
+    let known = |world: &World, id| world.host.kept.contains_key(&id);
+    // Pages of ended texts.
+    world
+        .host
+        .kept
+        .extend((100..108).map(|id| (RequestId(id), 40)));
+    let id = world.add(60, 4, 0);
+    world.host.kept.insert(id, 32);
+    world.step();
+    // Four of eight pages are those of what is kept.
+    assert!(world.texts[&id].pages == 8 && world.texts[&id].own == 4);
+    assert!(!known(&world, RequestId(107)) && known(&world, RequestId(100)));
+    world.finish();
+    assert!(world.failed.is_empty() && world.preempted == 0);
 }
 
 #[test]
 fn choices_that_share_a_sequence_keep_a_call_to_what_has_the_same_bits() {
     let limits = Limits {
         lane_rows: 3,
-        step: [1, 5],
+        ahead: 6,
         ..plain(usize::MAX)
     };
     let mut world = World::new(0, limits, 0);
-    // It leaves a small lane, whose steps are exact; those of eight larger ones are not.
+    // It leaves a lane, whose steps are exact; those of eight are not.
     world.add(5, 2, 0);
     world.finish();
     for (prompt, more) in [(13, 20), (14, 20), (14, 20), (14, 20), (14, 20), (14, 1)] {
@@ -210,26 +247,33 @@ fn choices_that_share_a_sequence_keep_a_call_to_what_has_the_same_bits() {
 
 #[test]
 fn a_refusal_fails_nobody_but_the_text_that_asked_and_not_before_it_was_alone() {
-    // A device that says yes, and refuses the large lane whenever it is asked for one.
+    // A device that says yes, and refuses lanes whenever it is asked for this text.
     let mut world = World::new(0, plain(usize::MAX), 0);
-    world.refused_size = Some(64);
-    let small = world.add(6, 4, 0);
-    let large = world.add(40, 4, 0);
+    let first = world.add(6, 30, 0);
+    world.step();
+    let refused = world.add(40, 4, 0);
+    world.refused_text = Some(refused);
     let after = world.add(7, 4, 0);
     world.finish();
-    assert_eq!(world.failed, BTreeSet::from([large]));
-    assert!(![small, after].iter().any(|id| world.failed.contains(id)));
+    assert!(![first, after].iter().any(|id| world.failed.contains(id)));
     assert!(world.refused > 0 && world.preempted == 0);
+    // The lane that the first left is enough.
+    assert!(world.failed.is_empty());
+    let mut world = World::new(0, plain(usize::MAX), 0);
+    let refused = world.add(40, 4, 0);
+    world.refused_text = Some(refused);
+    world.finish();
+    assert_eq!(world.failed, BTreeSet::from([refused]));
 }
 
 #[test]
 fn prompts_in_progress_stay_when_another_text_is_refused() {
     let mut world = World::new(0, plain(usize::MAX), 0);
-    world.refused_size = Some(64);
     let long = world.add(200, 4, 0);
     world.step();
     assert_eq!(world.scheduler.tasks[0].processed, CHUNK);
     let refused = world.add(40, 4, 1);
+    world.refused_text = Some(refused);
     world.step();
     assert!(world.refused > 0 && world.scheduler.place(refused).is_none());
     let processed = |world: &World| world.scheduler.tasks[1].processed;
@@ -241,16 +285,13 @@ fn prompts_in_progress_stay_when_another_text_is_refused() {
 
 #[test]
 fn idle_recordings_make_way_before_a_text_waits_and_those_that_are_replayed_stay() {
-    let id = GroupId {
-        capacity: 16,
-        way: 0,
-    };
+    let id = GroupId(0);
     let mut world = World::new(0, plain(usize::MAX), 0);
     let first = world.add(5, 12, 0);
     world.step();
     world.host.recorded.insert(id, vec![1, 2, 0]);
     // With one recording there is place for two lanes and a prompt, with three there is none.
-    world.host.device = 3 * 16 + 2 * RECORDING;
+    world.host.device = 4 * RING + 2 * RECORDING;
     let second = world.add(6, 8, 0);
     world.step();
     assert_eq!(world.host.recorded[&id], [0], "what is replayed stays");
@@ -258,26 +299,26 @@ fn idle_recordings_make_way_before_a_text_waits_and_those_that_are_replayed_stay
     world.step();
     assert!(world.scheduler.place(second).is_some());
     assert!(world.scheduler.place(first).is_some() && world.preempted == 0);
-    // For want of other bytes, none goes.
-    let mut world = World::new(0, plain(2 * 16), 0);
-    world.add(5, 12, 0);
-    world.step();
-    world.host.recorded.insert(id, vec![1, 2, 0]);
-    world.add(6, 8, 0);
-    world.step();
-    assert_eq!(world.host.recorded[&id], [1, 2, 0]);
-    world.finish();
-    assert!(world.failed.is_empty());
+    // For want of other bytes, or of pages, none goes.
+    for (bytes, pages) in [(2 * RING, MANY), (usize::MAX, 2)] {
+        let mut world = World::new(0, plain(bytes), 0);
+        world.host.pages = pages;
+        world.add(5, 3, 0);
+        world.step();
+        world.host.recorded.insert(id, vec![1, 2, 0]);
+        world.add(6, 8, 0);
+        world.step();
+        assert_eq!(world.host.recorded[&id], [1, 2, 0]);
+        world.finish();
+        assert!(world.failed.is_empty());
+    }
 }
 
 #[test]
 fn idle_recordings_stay_where_a_text_waits_for_more_than_they_leave() {
-    let id = GroupId {
-        capacity: 16,
-        way: 0,
-    };
+    let id = GroupId(0);
     // A lane, two recordings of which one is idle, and then two lanes and a prompt beside them.
-    let enough = 16 + RECORDING + 2 * 16 + 6;
+    let enough = RING + RECORDING + 3 * RING;
     for (device, is_refused, left) in [
         (enough, false, 1),
         (enough - 1, false, 2),
@@ -302,101 +343,30 @@ fn idle_recordings_stay_where_a_text_waits_for_more_than_they_leave() {
 }
 
 #[test]
-fn unused_lanes_go_where_no_text_that_wants_them_may_begin() {
-    let large = GroupId {
-        capacity: 64,
-        way: 0,
-    };
-    // Two texts that begin first leave none of two lanes, and one of three.
-    for lanes in [2, 3] {
-        let limits = Limits {
-            lanes,
-            ..plain(usize::MAX)
-        };
-        let mut world = World::new(0, limits, 0);
-        let leaves = world.add(40, 15, 1);
-        world.step();
-        assert_eq!(world.groups[&large], [Some(leaves)]);
-        world.remove(leaves);
-        world.add(3, 12, 1);
-        world.add(4, 11, 1);
-        let waits = world.add(40, 15, 0);
-        // There is no place for its prompt.
-        world.host.device = 64 + 2 * 16 + 6;
-        world.step();
-        assert!(world.scheduler.place(waits).is_none());
-        assert_eq!(
-            world.groups.contains_key(&large),
-            lanes == 3,
-            "{lanes} lanes"
-        );
-        world.host.device = usize::MAX;
-        world.finish();
-        assert!(world.failed.is_empty());
-    }
-}
-
-#[test]
-fn recordings_make_way_before_a_text_gives_way_or_fails() {
-    let small = GroupId {
-        capacity: 16,
-        way: 0,
-    };
-    // Two texts, of which the first outgrows its lane, and three recordings of their steps.
-    let start = |device| {
-        let mut world = World::new(0, plain(usize::MAX), 0);
-        let ids = [(14, 30), (3, 10)].map(|(prompt, more)| world.add(prompt, more, 0));
-        world.step();
-        world.host.recorded.insert(small, vec![1, 2, 0]);
-        world.host.device = device;
-        world.finish();
-        (world, ids)
-    };
-    let (world, _) = start(2 * 16 + 64 + RECORDING);
-    assert!(world.preempted == 0 && world.failed.is_empty());
-    // Where that is not enough, the younger one gives way.
-    let (world, _) = start(2 * 16 + 64 - 1);
-    assert!(world.preempted > 0 && world.failed.is_empty());
-    // One that comes to idle lanes begins, too.
+fn recordings_make_way_before_a_text_fails() {
     let mut world = World::new(0, plain(usize::MAX), 0);
     world.add(3, 4, 0);
     world.finish();
-    world.host.recorded.insert(small, vec![1, 2]);
-    world.host.device = 64 + 40;
+    world.host.recorded.insert(GroupId(0), vec![1, 2]);
+    world.host.device = 2 * RING + RECORDING;
     world.add(40, 5, 0);
     world.finish();
     assert!(world.failed.is_empty());
 }
 
 #[test]
-fn a_lane_that_was_given_way_is_taken_as_it_is() {
-    let large = GroupId {
-        capacity: 64,
-        way: 0,
-    };
-    let mut world = World::new(0, plain(64 + 2 * 16 + 15), 0);
-    let old = world.add(12, 30, 0);
-    world.step();
-    let young = world.add(12, 30, 0);
-    while world.preempted == 0 {
+fn there_are_as_many_lanes_as_there_are_pages_for_texts() {
+    // Two pages for each of three texts, and one more for each of those that are there.
+    for (pages, lanes) in [(MANY, 8), (8, 4)] {
+        let mut world = with_pages(pages);
+        for _ in 0..8 {
+            world.add(10, 3, 0);
+        }
+        world.host.give_back();
         world.step();
+        assert_eq!(world.groups[&GroupId(0)].len(), lanes, "{pages} pages");
+        world.finish();
     }
-    let place = |id| world.scheduler.place(id).map(|own| own.group);
-    assert_eq!((place(old), place(young)), (Some(large), None));
-    // The same where the younger one has the large lane.
-    let mut world = World::new(0, plain(64 + 2 * 16 + 15), 0);
-    let old = world.add(8, 40, 0);
-    world.step();
-    let young = world.add(14, 30, 0);
-    while world.preempted == 0 {
-        world.step();
-    }
-    assert_eq!(world.groups[&large], [None], "it is kept for the other");
-    assert!(world.scheduler.place(young).is_none());
-    world.step();
-    assert_eq!(world.groups[&large], [Some(old)]);
-    world.finish();
-    assert!(world.failed.is_empty());
 }
 
 #[test]
@@ -404,6 +374,7 @@ fn what_a_text_had_generated_returns_in_whole_chunks_where_its_steps_are_not_exa
     for (lane_rows, calls) in [(1, 2), (20, 1)] {
         let limits = Limits {
             lane_rows,
+            ahead: 2 * lane_rows,
             ..plain(usize::MAX)
         };
         let mut world = World::new(0, limits, 0);

@@ -3,28 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::*;
-use super::host::{Host, MOST_KINDS, RECORDING, Random};
+use super::host::{Host, MOST_KINDS, PAGE, RECORDING, Random, Text};
 
 pub(super) const CHUNK: usize = 64;
 pub(super) const CALL: usize = 16;
-pub(super) const SIZES: [usize; 2] = [16, 300];
+/// Positions that a text can reach.
+pub(super) const REACH: usize = 300;
+/// More pages than all texts of a sequence take.
+pub(super) const MANY: usize = 100_000;
 /// Steps after which every text of a sequence has ended.
 pub(super) const MOST_STEPS: usize = 20_000;
-
-#[derive(Debug)]
-pub(super) struct Text {
-    new: NewTask,
-    tokens: usize,
-    /// Positions that the model has.
-    length: usize,
-    pub(super) lane: Option<Place>,
-    /// Whether its prompt has begun, and lanes were promised to it.
-    is_begun: bool,
-    /// Whether a device has had no memory for it.
-    is_refused: bool,
-    /// Whether it has given way when its lane was full.
-    was_stuck: bool,
-}
 
 /// Carries out what is planned, and checks it.
 pub(super) struct World {
@@ -35,12 +23,10 @@ pub(super) struct World {
     pub(super) failed: BTreeSet<RequestId>,
     pub(super) preempted: usize,
     pub(super) refused: usize,
-    /// Positions of lanes that are never made.
-    pub(super) refused_size: Option<usize>,
+    /// A text for which lanes are never made.
+    pub(super) refused_text: Option<RequestId>,
     /// One of so many steps is of another kind; none with 0.
     pub(super) kinds: usize,
-    /// Groups without a step ahead.
-    settled: BTreeSet<GroupId>,
     /// Whether steps that are ahead end texts.
     pub(super) ends: bool,
     /// Prompts of which less was kept than planned for.
@@ -57,6 +43,7 @@ impl World {
             scheduler: Scheduler::new(limits),
             host: Host {
                 device: usize::MAX,
+                pages: MANY,
                 ..Host::default()
             },
             texts: BTreeMap::new(),
@@ -64,9 +51,8 @@ impl World {
             failed: BTreeSet::new(),
             preempted: 0,
             refused: 0,
-            refused_size: None,
+            refused_text: None,
             kinds: 0,
-            settled: BTreeSet::new(),
             ends: false,
             resumed: 0,
             random: Random(seed),
@@ -97,7 +83,8 @@ impl World {
             lane: None,
             is_begun: false,
             is_refused: false,
-            was_stuck: false,
+            pages: 0,
+            own: 0,
         };
         self.texts.insert(id, text);
         if prompt > 1 && self.random.below(5) == 0 {
@@ -105,16 +92,42 @@ impl World {
             let known = 1 + self.random.below(prompt - 1);
             let alike = self.texts.values().filter(|text| text.new.like == like);
             let kept = alike.map(|text| (text.new.id, known));
-            self.host.kept.extend(kept);
+            let kept: Vec<_> = kept.collect();
+            if self.host.free_page_count() > kept.len() {
+                self.host.kept.extend(kept);
+            }
         }
         id
     }
 
     pub(super) fn remove(&mut self, id: RequestId) {
         self.scheduler.remove(id);
-        if let Some(place) = self.texts.remove(&id).and_then(|text| text.lane) {
+        let Some(text) = self.texts.remove(&id) else {
+            return;
+        };
+        self.host.taken -= text.own;
+        if let Some(place) = text.lane {
             self.groups.get_mut(&place.group).unwrap()[place.lane] = None;
         }
+    }
+
+    /// Takes pages for a text.
+    fn take(&mut self, id: RequestId, pages: usize, shared: usize) {
+        assert!(
+            self.host.free_page_count() >= pages,
+            "pages were promised twice"
+        );
+        self.host.taken += pages;
+        let text = self.texts.get_mut(&id).unwrap();
+        text.own += pages;
+        text.pages += pages + shared;
+    }
+
+    /// Takes the pages of a text, and what is in them.
+    fn give_back(&mut self, id: RequestId) {
+        let text = self.texts.get_mut(&id).unwrap();
+        self.host.taken -= text.own;
+        (text.length, text.is_begun, text.pages, text.own) = (0, false, 0, 0);
     }
 
     /// Whether caches of so many bytes are refused to a text. What is asked for has place.
@@ -130,23 +143,21 @@ impl World {
         is_refused
     }
 
-    /// Counts the steps of a group that are ahead, which may end texts, but for one.
-    fn settle(&mut self, id: GroupId, but: Option<RequestId>) {
+    /// Counts the steps of a group that are ahead, which may end texts.
+    fn settle(&mut self, id: GroupId) {
         let texts: Vec<RequestId> = self.groups[&id].iter().flatten().copied().collect();
         for own in texts {
-            let is_ahead = self.ends && !self.settled.contains(&id) && Some(own) != but;
-            if is_ahead && self.random.below(12) == 0 {
+            if self.ends && self.random.below(12) == 0 {
                 self.remove(own);
             }
         }
     }
 
     fn bytes(&self) -> usize {
-        let groups = self.groups.iter();
-        let lanes = groups.map(|(id, lanes)| id.capacity * lanes.len());
+        let lanes: usize = self.groups.values().map(Vec::len).sum();
         let texts = self.texts.values();
         let begun = texts.filter(|text| text.is_begun && text.lane.is_none());
-        lanes.sum::<usize>() + begun.map(|text| text.tokens).sum::<usize>()
+        self.host.bytes_of([lanes + begun.count(), 0])
     }
 
     /// Carries out a change, unless it is refused.
@@ -154,9 +165,8 @@ impl World {
         match change {
             Change::Make(id, lanes) => {
                 let asks = self.scheduler.asks.map(|(id, _)| id);
-                if self.refused_size == Some(id.capacity)
-                    || self.is_refused(asks, id.capacity * lanes)
-                {
+                let bytes = self.host.bytes_of([lanes, 0]);
+                if asks.is_some() && asks == self.refused_text || self.is_refused(asks, bytes) {
                     let text = asks.and_then(|id| self.texts.get_mut(&id));
                     text.expect("who asked").is_refused = true;
                     return false;
@@ -164,10 +174,13 @@ impl World {
                 assert!(self.groups.insert(id, vec![None; lanes]).is_none());
             }
             Change::Arrange(id, kept) => {
-                self.settle(id, None);
+                self.settle(id);
                 let lanes = self.groups[&id].clone();
                 let asks = self.scheduler.asks.map(|(id, _)| id);
-                if self.is_refused(asks, id.capacity * kept.len()) {
+                let bytes = self.host.bytes_of([kept.len(), 0]);
+                if asks.is_some() && asks == self.refused_text || self.is_refused(asks, bytes) {
+                    let text = asks.and_then(|id| self.texts.get_mut(&id));
+                    text.into_iter().for_each(|text| text.is_refused = true);
                     return false;
                 }
                 self.host.recorded.remove(&id);
@@ -189,36 +202,22 @@ impl World {
                 assert!(lanes.iter().all(Option::is_none), "{id:?} is in use");
                 self.host.recorded.remove(&id);
             }
-            Change::Move { id, to, .. } => {
-                self.settle(to.group, Some(id));
-                let text = self.texts.get_mut(&id).unwrap();
-                let from = text.lane.replace(to).expect("it has a lane");
-                assert!(from.group.capacity < to.group.capacity);
-                self.groups.get_mut(&from.group).unwrap()[from.lane] = None;
-                let lane = &mut self.groups.get_mut(&to.group).unwrap()[to.lane];
-                assert_eq!(lane.replace(id), None, "two texts in one lane");
-            }
             Change::Preempt(id) => self.preempt(id),
-            Change::Fail { id, capacity, from } => {
-                let text = self.texts.remove(&id).expect("it has not ended");
+            Change::Fail { id, pages, from } => {
+                let text = &self.texts[&id];
                 assert_eq!(text.lane, from);
-                let beside = from.map_or(text.tokens, |from| from.group.capacity);
-                let needed = capacity + beside;
-                let is_stuck = from.is_some() || text.was_stuck;
-                let never_fits = is_stuck && needed > self.scheduler.limits.bytes;
-                let has_others = self.texts.values().any(|text| text.is_begun);
-                let is_last = !has_others
-                    && self.groups.len() <= 1
-                    && self.host.kept.is_empty()
-                    && self.host.recorded_bytes() == 0;
-                let is_refused = text.is_refused || needed > self.host.device;
+                let others = self.texts.values().filter(|other| other.new.id != id);
+                let has_others = others.clone().any(|text| text.is_begun);
+                let has_rings = from.is_some()
+                    || self.bytes() + self.host.bytes_of([2, 0])
+                        <= self.scheduler.limits.bytes.min(self.host.device);
+                let is_lacking = pages > 0 && self.host.kept.is_empty();
+                let is_refused = pages == 0 && (text.is_refused || !has_rings);
                 assert!(
-                    never_fits || is_last && is_refused,
+                    !has_others && (is_lacking || is_refused),
                     "{id} fails for nothing"
                 );
-                if let Some(place) = from {
-                    self.groups.get_mut(&place.group).unwrap()[place.lane] = None;
-                }
+                self.remove(id);
                 self.failed.insert(id);
             }
         }
@@ -236,9 +235,10 @@ impl World {
             let groups = self.groups.iter();
             let groups = groups.map(|(id, lanes)| (*id, &lanes[..]));
             self.scheduler.restore(groups);
-            for (id, text) in &mut self.texts {
-                if self.scheduler.place(*id).is_none() {
-                    (text.length, text.is_begun) = (0, false);
+            let texts: Vec<RequestId> = self.texts.keys().copied().collect();
+            for id in texts {
+                if self.scheduler.place(id).is_none() {
+                    self.give_back(id);
                 }
             }
             return;
@@ -246,28 +246,22 @@ impl World {
     }
 
     fn preempt(&mut self, id: RequestId) {
-        let Limits { step, .. } = self.scheduler.limits;
         // It may have ended in a step that was ahead.
         if let Some(place) = self.texts.get(&id).and_then(|text| text.lane) {
-            self.settle(place.group, None);
+            self.settle(place.group);
         }
         let Some(text) = self.texts.get_mut(&id) else {
             return;
         };
         self.preempted += 1;
         if let Some(place) = text.lane.take() {
-            let capacity = place.group.capacity;
             self.groups.get_mut(&place.group).unwrap()[place.lane] = None;
             // A step that was ahead has given it more.
-            let is_ahead = !self.settled.contains(&place.group)
-                && text.length + 1 + step[1] <= capacity
-                && text.tokens + 1 < text.new.all;
-            text.tokens += usize::from(is_ahead);
-            text.length += usize::from(is_ahead);
-            text.was_stuck = text.length + step[0] > capacity;
+            text.tokens += usize::from(text.tokens + 1 < text.new.all);
         }
-        (text.length, text.is_begun) = (0, false);
-        self.scheduler.set_tokens(id, text.tokens);
+        let tokens = text.tokens;
+        self.give_back(id);
+        self.scheduler.set_tokens(id, tokens);
     }
 
     /// Processes a call. Returns its rows.
@@ -290,13 +284,7 @@ impl World {
         }
         let has_caches = self.texts[&first.id].is_begun;
         if !has_caches {
-            let of = |row: &Row| self.texts[&row.id].tokens;
-            let longest = call.rows.iter().map(of).max().unwrap_or(0);
-            let size = match sequences {
-                1 => [self.texts[&first.id].tokens, 1, 0],
-                _ => [longest, sequences, call.padding()],
-            };
-            let needed = self.host.bytes_of(size);
+            let needed = self.host.bytes_of([sequences, call.padding()]);
             assert!(self.bytes() + needed <= bytes);
             if self.is_refused(Some(first.id), needed) {
                 self.refused += 1;
@@ -304,6 +292,7 @@ impl World {
                 return 0;
             }
         }
+        let mut taken = Vec::new();
         // What was kept may be gone.
         let known = self.host.known(first.id);
         if self.random.below(9) == 0 {
@@ -320,6 +309,16 @@ impl World {
             self.resumed += 1;
             return 0;
         }
+        let limits = self.scheduler.limits.clone();
+        for row in call.rows.iter().filter(|row| !self.texts[&row.id].is_begun) {
+            let shared = if row.id == first.id { length / PAGE } else { 0 };
+            let task = &self.scheduler.tasks[self.scheduler.index(row.id).unwrap()];
+            let pages = task.pages(shared * PAGE, &limits);
+            taken.push((row.id, pages, shared));
+        }
+        for (id, pages, shared) in taken {
+            self.take(id, pages, shared);
+        }
         let mut before = None;
         for row in call.rows {
             let is_copy = before.replace(row.sequence) == Some(row.sequence);
@@ -329,7 +328,7 @@ impl World {
             assert!(!is_copy || row.enters);
             assert_eq!(row.enters, row.end == text.tokens - 1);
             if row.enters {
-                self.settle(row.place.group, None);
+                self.settle(row.place.group);
             }
             let text = self.texts.get_mut(&row.id).unwrap();
             (text.length, text.is_begun) = (row.end, true);
@@ -363,26 +362,17 @@ impl World {
     }
 
     pub(super) fn step(&mut self) {
+        let limits = self.scheduler.limits.clone();
         let Limits {
-            step,
             bytes,
             call,
             chunk,
             lanes,
             ..
-        } = self.scheduler.limits;
-        let full = self.texts.values().filter_map(|text| {
-            let capacity = text.lane?.group.capacity;
-            let is_full = text.length + step[1] > capacity;
-            let may_grow = capacity < SIZES[1] && text.new.all > capacity;
-            (is_full && may_grow).then_some(Full {
-                id: text.new.id,
-                is_stuck: text.length + step[0] > capacity,
-            })
-        });
-        let full: Vec<Full> = full.collect();
-        let of = |full: &Full| self.texts[&full.id].lane.map(|place| place.group);
-        self.settled = full.iter().filter_map(of).collect();
+        } = limits;
+        let texts = self.texts.values().filter(|text| text.lane.is_some());
+        let lacking = texts.map(|text| (text.new.id, text.lacks(&limits)));
+        let lacking: Vec<_> = lacking.filter(|(_, pages)| *pages > 0).collect();
         let waiting: Vec<NewTask> = self
             .scheduler
             .tasks
@@ -391,7 +381,7 @@ impl World {
             .map(|task| task.new)
             .collect();
         (self.host.used, self.host.has_given) = (self.bytes(), false);
-        let plan = self.scheduler.plan(&full, &mut self.host);
+        let plan = self.scheduler.plan(&lacking, &mut self.host);
         // Nobody overtakes another who waits.
         let is_served = |new: &NewTask| {
             let failed =
@@ -410,9 +400,8 @@ impl World {
             _ => false,
         };
         let changes = || plan.changes.iter();
-        let moves = |change: &Change| matches!(change, Change::Move { .. });
         let asks = changes().filter(|change| is_asking(change)).count();
-        let mut gives = changes().filter(|change| !is_asking(change) && !moves(change));
+        let mut gives = changes().filter(|change| !is_asking(change));
         let gives = self.host.has_given || gives.next().is_some();
         assert!(asks + usize::from(gives) <= 1, "{:?}", plan.changes);
         self.carry_out(plan.changes);
@@ -431,16 +420,21 @@ impl World {
         assert!(used <= chunk, "{used} tokens in {count} calls");
         let decoded = self.texts.values().filter(|text| text.lane.is_some());
         assert!(decoded.count() <= lanes);
-        for id in self.scheduler.decoded() {
+        let decoded = self.scheduler.decoded();
+        let texts = |world: &Self, id: &GroupId| world.groups[id].clone().into_iter().flatten();
+        let stepped: Vec<RequestId> = decoded.iter().flat_map(|id| texts(self, id)).collect();
+        for own in stepped {
+            self.take(own, self.texts[&own].lacks(&limits), 0);
+        }
+        for id in decoded {
             self.record(id);
-            for own in self.groups[&id].clone().into_iter().flatten() {
+            for own in texts(self, &id) {
+                let gained = 1 + self.random.below(limits.lane_rows);
                 let text = self.texts.get_mut(&own).unwrap();
-                assert!(text.length + step[0] <= id.capacity, "{text:?}");
-                let most = (id.capacity - text.length).min(step[1]);
-                let gained = 1 + self.random.below(most);
                 text.length += gained;
                 text.tokens = (text.tokens + gained).min(text.new.all);
                 text.length = text.length.min(text.tokens - 1);
+                assert!(text.length <= text.pages * PAGE, "{text:?}");
                 if text.tokens == text.new.all {
                     self.remove(own);
                 }
@@ -476,6 +470,8 @@ impl World {
             self.texts.values().filter(|text| text.is_begun).count()
         );
         assert_eq!(self.texts.len(), self.scheduler.tasks.len());
+        let own: usize = self.texts.values().map(|text| text.own).sum();
+        assert_eq!(own, self.host.taken, "pages are lost");
     }
 
     pub(super) fn finish(&mut self) {
