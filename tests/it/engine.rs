@@ -1027,10 +1027,10 @@ fn what_an_engine_cannot_do_is_a_typed_error() {
             ),
             (
                 EngineConfig {
-                    lanes: 65,
+                    lanes: 257,
                     ..base()
                 },
-                "`lanes` is 65, expected 1..=64",
+                "`lanes` is 257, expected 1..=256",
             ),
             (
                 EngineConfig {

@@ -39,8 +39,8 @@ pub struct Options {
     #[command(flatten)]
     pub rounding: RoundingArgs,
     /// Most texts at a time.
-    #[arg(long, default_value_t = 8, value_parser = value_parser!(u8).range(1..=MAX_LANES as i64))]
-    pub lanes: u8,
+    #[arg(long, default_value_t = 8, value_parser = value_parser!(u16).range(1..=MAX_LANES as i64))]
+    pub lanes: u16,
     /// What drafts tokens.
     #[command(flatten)]
     pub drafts: DraftArgs,

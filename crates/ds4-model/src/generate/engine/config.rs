@@ -13,7 +13,7 @@ use crate::generate::error::GenerateError;
 use crate::generate::sampling::SamplingConfig;
 
 /// Most texts that an engine decodes at a time.
-pub const MAX_LANES: usize = 64;
+pub const MAX_LANES: usize = 256;
 
 /// Prompt tokens per forward call by default. For fewer, a GPU reads weights that are not worth it.
 pub const DEFAULT_PREFILL_CHUNK: usize = 2048;
