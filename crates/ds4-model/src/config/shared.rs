@@ -38,13 +38,7 @@ impl ModelConfig {
         self.needs_one_device()
             || !self.query_norm
             || self.cache_format == CacheFormat::Whole
-            || self.expands_fp8()
-    }
-
-    /// Whether FP8 weights are expanded to the dtype of the activations: no kernel reads their
-    /// blocks of 32x32 yet.
-    pub(crate) fn expands_fp8(&self) -> bool {
-        self.weight_block == 32
+            || self.weight_block == 32
     }
 
     /// What packed products do to their inputs, in the blocks of the model.
