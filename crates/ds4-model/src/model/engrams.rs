@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use burn::backend::ExecutionError;
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
 use super::modules::Model;
@@ -9,14 +10,36 @@ use crate::cache::{Cache, Step};
 
 impl Model {
     /// Hands the layers of a step on what their tables have for its token ids `[batch,
-    /// positions]`, which are read back to the host.
+    /// positions]`, which are read back to the host, unless that was done before.
+    ///
+    /// # Panics
+    ///
+    /// If the model has engrams and no [lookup](Model::engrams), or the device has failed.
+    pub(crate) fn look_up_engrams(&self, ids: &Tensor<2, Int>, step: &Step, cache: &mut Cache) {
+        if self.config.engram.is_none() || !step.handed().engrams.is_empty() {
+            return;
+        }
+        let rows = self.engram_rows(ids, cache).expect("a device that works");
+        step.handed().engrams.extend(rows);
+    }
+
+    /// What the table of each layer with an engram has for token ids `[batch, positions]` behind
+    /// those of a cache: `[batch * positions, columns]`. None where there are no engrams.
+    ///
+    /// # Errors
+    ///
+    /// Where the ids cannot be read back.
     ///
     /// # Panics
     ///
     /// If the model has engrams and no [lookup](Model::engrams).
-    pub(crate) fn look_up_engrams(&self, ids: &Tensor<2, Int>, step: &Step, cache: &mut Cache) {
+    pub(crate) fn engram_rows(
+        &self,
+        ids: &Tensor<2, Int>,
+        cache: &mut Cache,
+    ) -> Result<BTreeMap<usize, Tensor<2>>, ExecutionError> {
         if self.config.engram.is_none() {
-            return;
+            return Ok(BTreeMap::new());
         }
         let lookup = self
             .engrams
@@ -24,21 +47,25 @@ impl Model {
             .expect("a model with engrams has its lookup");
         let [batch, count] = ids.dims();
         let (device, dtype) = (ids.device(), FloatDType::from(self.embedding.val().dtype()));
-        let tokens: Vec<u32> = ids.to_data().iter().collect();
+        let tokens: Vec<u32> = self
+            .in_vocabulary(ids.clone())
+            .try_into_data()?
+            .iter()
+            .collect();
         let mut rows = BTreeMap::new();
         // The host may count positions that were taken back since.
-        let lengths: Vec<i64> = cache.start().into_data().iter().collect();
+        let lengths: Vec<i64> = cache.start().try_into_data()?.iter().collect();
         for (sequence, tokens) in tokens.chunks(count).enumerate() {
             let length = usize::try_from(lengths[sequence]).unwrap_or(0);
             let ids = cache.add_engram_ids((sequence, length), lookup.ids(tokens));
             lookup.extend(&mut rows, ids, count);
         }
-        for (layer, rows) in rows {
+        let values = rows.into_iter().map(|(layer, rows)| {
             let table = &self.layers[layer].engram.as_ref().expect("an engram").table;
             let width = rows.len() / (batch * count) * table.width();
             let values = TensorData::new(table.gather(&rows), [batch * count, width]);
-            let values = Tensor::from_data(values, (&device, dtype.into()));
-            step.handed().engrams.insert(layer, values);
-        }
+            (layer, Tensor::from_data(values, (&device, dtype.into())))
+        });
+        Ok(values.collect())
     }
 }

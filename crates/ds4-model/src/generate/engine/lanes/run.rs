@@ -4,6 +4,7 @@ use burn::tensor::Device;
 use burn_ds4_ops::device::copied;
 use burn_ds4_ops::sampling::TokenCounts;
 
+use super::engrams::EngramRows;
 use super::executor::executor;
 use super::state::{Lanes, Wanted};
 use crate::cache::{Cache, OpenStep};
@@ -85,6 +86,7 @@ impl Lanes {
             return Ok(false);
         }
         self.catch_up();
+        self.stage(setup, verified)?;
         let Self {
             recorder,
             links,
@@ -183,6 +185,7 @@ impl Lanes {
     fn launch(&mut self, setup: &Setup, drafts: usize) -> Result<(), GenerateError> {
         recorder::note_launch();
         self.logits = None;
+        self.stage(setup, drafts)?;
         let open = setup.model.open(1 + drafts, &mut self.caches.trunk)?;
         let results = executor(setup.model).launch(self, setup, open)?;
         self.ahead.push_back(Pending::of(&results));
@@ -274,6 +277,7 @@ impl Lanes {
                     (self.caches, self.links) = caches;
                     (self.inputs, self.constraints) = (inputs, constraints);
                     self.counts = counts.or(self.counts.take());
+                    self.engrams = EngramRows::default();
                     self.upload_masks(setup);
                     self.spoiled = Some(refusal);
                     let launched = self.launch(setup, self.verified(setup, wanted));
@@ -354,7 +358,9 @@ impl Recordable for RecordedStep<'_, '_> {
 
     fn launch(&mut self) -> Result<(), GenerateError> {
         self.lanes.launch(self.setup, self.drafts)?;
-        self.lanes.read_for_masks(self.setup)
+        self.lanes.read_for_masks(self.setup)?;
+        // For the step that is recorded after this one, if it is.
+        self.lanes.stage(self.setup, self.drafts)
     }
 
     fn work(&mut self, part: usize) -> Result<PartResults, GenerateError> {
