@@ -321,12 +321,17 @@ fn v41_has_the_tensors_of_its_release() {
     let bytes = checkpoint
         .model_bytes(&options, &Device::flex(), 4096)
         .unwrap();
-    let plan = Plan::new(checkpoint.config(), &bytes, &names, Parallel::Layers, None);
-    let error = plan.unwrap_err().to_string();
-    assert!(
-        error.contains("2 devices") && error.contains("kv_source_layer_ids"),
-        "{error}"
-    );
+    let plan = |parallel, split| Plan::new(checkpoint.config(), &bytes, &names, parallel, split);
+    let divided = plan(Parallel::Layers, None).unwrap();
+    assert_eq!(divided.runs, [0..20, 20..40]);
+    for (parallel, split) in [
+        (Parallel::Layers, Some(&[19, 21][..])),
+        (Parallel::Tensor, None),
+    ] {
+        let error = plan(parallel, split).unwrap_err().to_string();
+        assert!(error.contains("kv_source_layer_ids"), "{error}");
+        assert!(error.contains("[0, 1, 2, 8, 14, 20]"), "{error}");
+    }
     let target = tempfile::tempdir().unwrap();
     let written = checkpoint.convert(Form::Transformers, target.path(), 1 << 30, |_, _| {});
     let error = written.unwrap_err().to_string();

@@ -24,13 +24,11 @@ impl EngramRows {
         ids: Tensor<2, Int>,
         cache: &mut Cache,
     ) -> Result<(), GenerateError> {
-        if setup.model.config.engram.is_none() {
-            return Ok(());
-        }
         recorder::note_launch();
         let [lanes, _] = ids.dims();
         let most = lanes * (1 + setup.config.drafts);
-        let found = setup.model.engram_rows(&ids, cache);
+        let layers = 0..setup.model.layers.len();
+        let found = setup.model.engram_rows(&ids, cache, &layers);
         for (layer, rows) in found.map_err(|error| setup.device_error(error))? {
             let [count, columns] = rows.dims();
             let held = self.0.remove(&layer);

@@ -203,7 +203,8 @@ fn pass(
     (part, given): (usize, Option<Tensor<2>>),
 ) -> Tensor<2> {
     let inputs = lanes.links.inputs(part).narrow(1, 0, open.count());
-    run(lanes, setup, open, part, (inputs, given)).rows()
+    let passing = run(lanes, setup, open, part, (inputs, given));
+    passing.rows(setup.model.config())
 }
 
 /// Enqueues the part of a step of the last device.
