@@ -10,7 +10,7 @@ use ds4_model::checkpoint::{Checkpoint, LoadOptions};
 use ds4_model::config::ModelConfig;
 use ds4_model::generate::{Engine, EngineConfig, Request, RequestId};
 use ds4_model::model::Model;
-use ds4_model::placement::{Devices, ModelBytes, Placement, Plan};
+use ds4_model::placement::{Devices, ModelBytes, Placement, PlacementError, Plan};
 use ds4_model::trace::Trace;
 
 use crate::common::{compiles_slowly, devices, few, integers, skip, some, values};
@@ -20,6 +20,7 @@ use crate::engine::{
 };
 use crate::golden::root;
 use crate::two_layers::{CAPACITY, Fixture, PAGE, bits, text};
+use crate::v41_goldens;
 
 /// Two devices of one kind for each kind that is there, by name.
 pub(crate) fn pairs() -> Vec<(String, [Device; 2])> {
@@ -102,6 +103,51 @@ fn each_module_of_a_divided_model_is_where_the_placement_has_it() {
             error, "split [3]: it has 3 layers, the model has 2",
             "{name}"
         );
+    }
+}
+
+#[test]
+fn layers_of_v41_that_share_no_rows_can_be_on_two_devices() {
+    let fixture = v41_goldens::Fixture::new("exact");
+    let quick = pairs().into_iter();
+    for (name, pair) in quick.filter(|(name, _)| !compiles_slowly(name)) {
+        let whole = fixture.load(Activations::Exact, &pair[0]);
+        let (layers, mut divided) = (whole.config().layers.len(), 0);
+        let prompt: Vec<u32> = fixture.ids(0, 0..20).iter().map(|id| *id as u32).collect();
+        let results = |model: &Model| {
+            let mut cache = model.new_cache(CacheConfig::default()).expect("valid");
+            let [first, second] = [0..13, 13..20].map(|range| {
+                let ids = v41_goldens::tensor(&fixture.ids(0, range), 1, &pair[0]);
+                values(model.forward(ids, &mut cache).expect("it fits"))
+            });
+            let config = EngineConfig {
+                lanes: 2,
+                drafts: 3,
+                ..EngineConfig::default()
+            };
+            let mut engine = Engine::new(model, config).expect("valid options");
+            let requests = [5, 20].map(|length| request(&prompt[..length], 70));
+            (
+                bits(&first),
+                bits(&second),
+                together(&mut engine, &requests),
+            )
+        };
+        let expected = results(&whole);
+        for begin in 1..layers {
+            let placement = Placement::new(&pair, &[begin, layers - begin]).expect("two runs");
+            let placed = whole.clone().place(placement);
+            if whole.config().may_begin(begin) {
+                divided += 1;
+                let model = placed.expect("a device may begin there");
+                assert!(results(&model) == expected, "{name}: from layer {begin}");
+            } else {
+                let refused = placed.map(|_| ());
+                let is_it = matches!(refused, Err(PlacementError::SharedRows { .. }));
+                assert!(is_it, "{name}: from layer {begin}");
+            }
+        }
+        assert!(divided > 0 && divided + 1 < layers, "{name}: {divided}");
     }
 }
 

@@ -9,7 +9,7 @@ use ds4_model::model::Model;
 use ds4_model::trace::Trace;
 
 use crate::common::{compiles_slowly, devices, integer_values, values};
-use crate::engine::together;
+use crate::engine::{must_have_graphs, request, together};
 use crate::golden::assert_golden;
 use crate::v41_goldens::{Fixture, PLAIN, VARIANTS, tensor};
 
@@ -138,6 +138,38 @@ fn texts_of_v41_are_those_of_forward_calls_with_drafts_lanes_and_kept_prompts() 
                 expected,
                 "{name}, kept prompts"
             );
+        }
+    }
+}
+
+#[test]
+fn recorded_steps_with_engrams_give_the_texts_of_launched_ones() {
+    for (name, device) in devices().iter().filter(|(name, _)| must_have_graphs(name)) {
+        let fixture = Fixture::new("exact");
+        let model = fixture.load(Activations::Exact, device);
+        for (lanes, drafts) in [(2, 0), (1, 2)] {
+            let config = |graphs| EngineConfig {
+                lanes,
+                drafts,
+                graphs,
+                prefix_bytes: 0,
+                capacity: 256,
+                ..EngineConfig::default()
+            };
+            let count = config(true).recording_tokens() + 12;
+            let requests = [(0, 9), (1, 6)].map(|(sequence, length)| {
+                let ids = fixture.ids(sequence, 0..length).into_iter();
+                let prompt: Vec<u32> = ids.map(|id| id as u32).collect();
+                request(&prompt, count)
+            });
+            let mut launching = Engine::new(&model, config(false)).expect("valid");
+            let expected = together(&mut launching, &requests);
+            assert!(expected.iter().all(|text| text.len() == count));
+            let mut replaying = Engine::new(&model, config(true)).expect("valid");
+            let what = format!("{name}, {lanes} lanes, {drafts} drafts");
+            assert_eq!(together(&mut replaying, &requests), expected, "{what}");
+            assert_eq!(replaying.graph_refusal(), None, "{what}");
+            assert!(replaying.replays() > 8, "{what}: {}", replaying.replays());
         }
     }
 }

@@ -21,6 +21,8 @@ pub(crate) const LIMIT: Option<f64> = Some(10.0);
 /// Experts, `d_model` and inner width of the released models.
 pub(crate) const FLASH: [usize; 3] = [256, 4096, 2048];
 const PRO: [usize; 3] = [384, 7168, 3072];
+/// The same of V4.1-Flash.
+pub(crate) const V41: [usize; 3] = [384, 5120, 2304];
 /// Small, to see whether everything runs.
 pub(crate) const SMALL: [usize; 3] = [16, 256, 128];
 const TOKENS: [usize; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 4096, 16384];
@@ -29,6 +31,7 @@ const FP8_TOKENS: [usize; 3] = [1, 8, 4096];
 const PLAIN_TOKENS: [usize; 3] = [1, 8, 4096];
 const RELEASED_TOKENS: [usize; 4] = [1, 2048, 4096, 16384];
 const FP8_RELEASED_TOKENS: usize = 4096;
+const V41_TOKENS: [usize; 4] = [1, 8, 64, 4096];
 /// Tokens in the comparison with Burn's own operators.
 const BURN_TOKENS: usize = 4096;
 /// Tokens from which arithmetic may be the bound.
@@ -41,8 +44,8 @@ pub(crate) const WORD: usize = 4;
 enum Method {
     /// By the operator.
     Fused,
-    /// The same with both inputs rounded.
-    Released,
+    /// The same with both inputs rounded so.
+    Rounded(Activations),
     /// Expert by expert with Burn's operators, from matrices that are dequantised each time.
     Dequantized,
     /// The same from dense matrices.
@@ -68,14 +71,20 @@ pub fn cases() -> Vec<Case> {
         ),
     ];
     let fp8 = FP8_TOKENS.map(|tokens| case(tokens, FLASH, ("fp8", FP8_PAIR), bf16, Method::Fused));
+    let released = Method::Rounded(Activations::Released);
     let released =
-        |(variant, format), tokens| case(tokens, FLASH, (variant, format), bf16, Method::Released);
+        |(variant, format), tokens| case(tokens, FLASH, (variant, format), bf16, released);
     let fp4_released = RELEASED_TOKENS.map(|tokens| released(("fp4_released", fp4), tokens));
     let fp8_released = released(("fp8_released", FP8_PAIR), FP8_RELEASED_TOKENS);
     let plain = ("fp4_plain", FP4);
     let fp4_plain = PLAIN_TOKENS.map(|tokens| case(tokens, FLASH, plain, bf16, Method::Fused));
     let fp4 = of(FLASH).chain(fp4_released).chain(fp4_plain);
     let flash = fp4.chain(burn).chain(fp8).chain([fp8_released]);
+    let v41 = V41_TOKENS.map(|tokens| {
+        let method = Method::Rounded(Activations::Released32);
+        case(tokens, V41, ("fp4_released32", REPACKED_FP4), bf16, method)
+    });
+    let flash = flash.chain(v41);
     std::iter::once(small).chain(flash).chain(of(PRO)).collect()
 }
 
@@ -101,8 +110,8 @@ fn case(
         input_bytes: weights + x,
         build: Box::new(move |device, seed| {
             let mut layer = layer(format, shape, device);
-            if method == Method::Released {
-                layer.activations = Activations::Released;
+            if let Method::Rounded(activations) = method {
+                layer.activations = activations;
             }
             device.seed(u64::from(seed));
             let uniform = Distribution::Uniform(-1.0, 1.0);
@@ -111,7 +120,7 @@ fn case(
             let random = &mut Random::new(u64::from(!seed));
             let weights: Vec<f32> = (0..pairs).map(|_| random.unit() / 2.0).collect();
             let run = match method {
-                Method::Fused | Method::Released => fused(&layer, &x, &ids, &weights),
+                Method::Fused | Method::Rounded(_) => fused(&layer, &x, &ids, &weights),
                 Method::Dequantized | Method::Dense => {
                     by_expert(&layer, &x, &ids, &weights, method)
                 }

@@ -5,34 +5,42 @@ use std::cell::OnceCell;
 
 use burn::tensor::{DType, Distribution, FloatDType, Tensor};
 use burn_ds4_ops::moe::{Experts, expert_ffn, moe_ffn};
+use burn_ds4_ops::quant::Activations;
 
 use super::{
     super::common::{floats, integers},
     super::distributions::Random,
     super::drawn::{Batch, DrawnExperts, assert_row},
     super::experts::Stacks,
-    super::packing::{FP8_PAIR, REPACKED_FP4},
+    super::packing::{FP8_BLOCKS32_PAIR, FP8_PAIR, REPACKED_FP4},
     harness::{Case, Prepared},
-    moe::{FLASH, K, LIMIT, SMALL, WORD, bytes_of_expert, distinct, layer, routed},
+    moe::{self, FLASH, K, LIMIT, SMALL, WORD, bytes_of_expert, distinct, layer, routed},
 };
 
 const TOKENS: [usize; 7] = [1, 2, 5, 16, 32, 64, 2048];
 /// Both kinds of experts in launches of their own, and their sum.
 const APART: &str = "apart";
+/// Of V4.1: a shared expert in blocks of 32x32.
+const BLOCKS32: &str = "fp4_fp8_32_released";
 
 pub fn cases() -> Vec<Case> {
     let small = case(1, SMALL, "fp4_fp8", FloatDType::F32);
     let of = |variant| TOKENS.map(|tokens| case(tokens, FLASH, variant, FloatDType::BF16));
     let flash = ["fp4_fp8", APART].into_iter().flat_map(of);
-    std::iter::once(small).chain(flash).collect()
+    let v41 = TOKENS.map(|tokens| case(tokens, moe::V41, BLOCKS32, FloatDType::BF16));
+    std::iter::once(small).chain(flash).chain(v41).collect()
 }
 
-/// FP4 experts and a shared one of FP8, of one inner width.
+/// FP4 experts and a shared one of FP8, of one inner width. Those of V4.1 round as it does.
 fn case(tokens: usize, shape: [usize; 3], variant: &'static str, dtype: FloatDType) -> Case {
     let [experts, d, inner] = shape;
     let of_shared = [1, d, inner];
+    let (fp8, activations) = match variant {
+        BLOCKS32 => (FP8_BLOCKS32_PAIR, Activations::Released32),
+        _ => (FP8_PAIR, Activations::Exact),
+    };
     let own = distinct(tokens, experts) * bytes_of_expert(REPACKED_FP4, shape);
-    let weights = own + bytes_of_expert(FP8_PAIR, of_shared);
+    let weights = own + bytes_of_expert(fp8, of_shared);
     let x = tokens * d * DType::from(dtype).size();
     let pairs = tokens * K;
     Case {
@@ -45,8 +53,9 @@ fn case(tokens: usize, shape: [usize; 3], variant: &'static str, dtype: FloatDTy
         // All sets share the weights of the layer; each uses other experts.
         input_bytes: weights + x,
         build: Box::new(move |device, seed| {
-            let own = layer(REPACKED_FP4, shape, device);
-            let shared = DrawnExperts::new(FP8_PAIR, of_shared, device, seed + 2);
+            let mut own = layer(REPACKED_FP4, shape, device);
+            let mut shared = DrawnExperts::new(fp8, of_shared, device, seed + 2);
+            (own.activations, shared.activations) = (activations, activations);
             device.seed(u64::from(seed));
             let uniform = Distribution::Uniform(-1.0, 1.0);
             let x = Tensor::<2>::random([tokens, d], uniform, (device, DType::F32)).cast(dtype);

@@ -10,13 +10,16 @@ use super::{
     super::common::values,
     super::drawn::Drawn,
     super::linear::Input,
-    super::packing::{FP4, FP8, Format, Packed, REPACKED_FP4, fp8_blocks},
+    super::packing::{FP4, FP8, FP8_BLOCKS32, Format, Packed, REPACKED_FP4, fp8_blocks_of},
     harness::{Case, Prepared},
     small_m::{self, BF16_TO_F32, Products},
 };
 
 /// Outputs and inputs.
 const SIZES: [(usize, usize); 3] = [(4096, 4096), (32768, 1024), (7168, 2048)];
+/// Those of V4.1-Flash by blocks of 32x32: queries, the output projection, and an engram's keys and
+/// values.
+const BLOCKS32_SIZES: [(usize, usize); 3] = [(32768, 1280), (5120, 8192), (25600, 6144)];
 /// The output projection of V4-Flash, whose inputs come to shared memory in parts where there are
 /// several rows, and these numbers of rows.
 const WIDE: ((usize, usize), [usize; 4]) = ((4096, 8192), [1, 2, 8, 16]);
@@ -60,6 +63,21 @@ pub fn cases() -> Vec<Case> {
                 rows.map(move |&rows| case(rows, size, (variant, format, mode), FloatDType::BF16))
             })
         });
+    let blocks32 = [
+        ("fp8_32", exact, &ROWS[..]),
+        (
+            "fp8_32_released",
+            Activations::Released32,
+            &RELEASED_ROWS[..],
+        ),
+    ];
+    let blocks32 = blocks32.into_iter().flat_map(|(variant, mode, rows)| {
+        BLOCKS32_SIZES.into_iter().flat_map(move |size| {
+            let of = (variant, FP8_BLOCKS32, mode);
+            rows.iter()
+                .map(move |&rows| case(rows, size, of, FloatDType::BF16))
+        })
+    });
     let (size, rows) = WIDE;
     let wide = rows.map(|rows| case(rows, size, ("fp8", FP8, exact), FloatDType::BF16));
     let small = case(1, SMALL, ("fp4", REPACKED_FP4, exact), FloatDType::F32);
@@ -70,7 +88,10 @@ pub fn cases() -> Vec<Case> {
         })
     });
     let small_pair = pair_case(1, SMALL_PAIR, "fp8", FloatDType::F32);
-    let singles = std::iter::once(small).chain(large).chain(wide);
+    let singles = std::iter::once(small)
+        .chain(large)
+        .chain(blocks32)
+        .chain(wide);
     let groups = GROUPS.into_iter().flat_map(|dense| {
         let variants = ["fp8", APART].into_iter();
         variants.flat_map(move |variant| {
@@ -131,8 +152,8 @@ fn check(
             values(row.cast(FloatDType::F32))
         };
         let mut x = Input::new([1, inputs], x.dtype().into(), &read(x));
-        if activations == Activations::Released {
-            x = x.rounded();
+        if let Some(block) = activations.block() {
+            x = x.rounded(block);
         }
         x.check(matrix, &read(output), &format!("{variant} row {row}"));
     }
@@ -257,8 +278,9 @@ fn group_case(
 pub fn bytes_of_one(format: Format, rows: usize, columns: usize) -> usize {
     match format {
         Format::Dense(dtype) => rows * columns * DType::from(dtype).size(),
-        Format::Fp8 { parts } => {
-            let scales: usize = fp8_blocks([1, rows, columns], parts).iter().product();
+        Format::Fp8 { parts, block } => {
+            let blocks = fp8_blocks_of([1, rows, columns], parts, block);
+            let scales: usize = blocks.iter().product();
             rows * columns.next_multiple_of(4) + 4 * scales
         }
         Format::Fp4(_) => rows * (columns.div_ceil(8) * 4 + columns.div_ceil(FP4_BLOCK)),

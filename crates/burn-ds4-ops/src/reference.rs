@@ -50,6 +50,10 @@ pub(crate) fn as_f32<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_cast(x, FloatDType::F32)
 }
 
+/// Numbers up to which they are summed up on the device: an upload cannot be recorded, as decode
+/// steps are.
+const SUMMED: usize = 256;
+
 /// The numbers of a range along an axis of a shape, the same along all others.
 pub(crate) fn numbers<B: Backend>(
     range: Range<i64>,
@@ -60,7 +64,15 @@ pub(crate) fn numbers<B: Backend>(
     let shape = shape.into();
     let mut single = vec![1; shape.num_dims()];
     single[axis] = shape[axis];
-    int_broadcast::<B>(B::int_arange(range, device, INT), single, shape)
+    let count = (range.end - range.start).max(0) as usize;
+    let numbers = match (1..=SUMMED).contains(&count) {
+        true => {
+            let ones = B::int_ones([count].into(), device, INT);
+            B::int_add_scalar(B::int_cumsum(ones, 0), (range.start - 1).into())
+        }
+        false => B::int_arange(range, device, INT),
+    };
+    int_broadcast::<B>(numbers, single, shape)
 }
 
 /// Indices clamped to `0..count`, in their own dtype: a cast could bring one that is out of range

@@ -11,10 +11,21 @@ use super::common::{
 };
 use super::experts::{Layer, size};
 use super::linear::{Input, linear};
-use super::packing::{FP4, FP8_PAIR, Format, Packed, every_format};
+use super::packing::{
+    FP4, FP8_BLOCKS32, FP8_BLOCKS32_PAIR, FP8_PAIR, Format, Packed, every_format,
+};
 use super::sharing::Both;
 
 const RELEASED: Activations = Activations::Released;
+
+/// The ways to round that products by a format have: those of V4.1 are by its own formats.
+fn modes(format: Format) -> Vec<Activations> {
+    match format {
+        FP8_BLOCKS32 | FP8_BLOCKS32_PAIR => vec![Activations::Released32],
+        FP4 => vec![RELEASED, Activations::Released32],
+        _ => vec![RELEASED],
+    }
+}
 
 fn rows_of_16_bits_are_rounded_as_those_of_32() {
     every_dtype(|name, device, dtype| {
@@ -23,7 +34,7 @@ fn rows_of_16_bits_are_rounded_as_those_of_32() {
             let actual = fp8_roundtrip(x.on(device), FP8_BLOCK).expect("arguments that fit");
             let actual = values(actual.cast(FloatDType::F32));
             let what = format!("{name} {dtype:?} {rows} x {columns}");
-            assert_close(&actual, &x.rounded().values, EXACT, &what);
+            assert_close(&actual, &x.rounded(FP8_BLOCK).values, EXACT, &what);
         }
     });
 }
@@ -45,10 +56,12 @@ fn linear_maps_round_their_input() {
                 for (i, &[rows, outputs, inputs]) in some(name, &shapes, 2).enumerate() {
                     let weights = Packed::random(format, [1, outputs, inputs], i as u64);
                     let x = Input::random([rows, inputs], dtype, i as u64 + 9);
-                    let on_device = weights.on(device).with_activations(RELEASED);
-                    let y = linear(x.on(device), &on_device);
-                    x.rounded()
-                        .check(&weights, &y, &format!("{name} {dtype:?}"));
+                    let on_device = weights.on(device);
+                    for mode in modes(format) {
+                        let y = linear(x.on(device), &on_device.clone().with_activations(mode));
+                        let x = x.rounded(mode.block().expect("a mode that rounds"));
+                        x.check(&weights, &y, &format!("{name} {dtype:?} {mode:?}"));
+                    }
                 }
             }
         });
@@ -141,13 +154,23 @@ fn experts_round_what_both_of_their_matrices_take() {
             size([300, 2, 5, 136, 264]),
             size([300, 6, 5, 256, 256]),
         ];
-        for format in [FP4, FP8_PAIR, Format::Dense(FloatDType::F32)] {
+        let formats = [
+            FP4,
+            FP8_PAIR,
+            FP8_BLOCKS32_PAIR,
+            Format::Dense(FloatDType::F32),
+        ];
+        let all = formats.into_iter().flat_map(|format| {
+            let modes = modes(format).into_iter();
+            modes.map(move |mode| (format, mode))
+        });
+        for (format, mode) in all {
             for dtype in dtypes(name, device) {
                 let step = if dtype == FloatDType::F32 { 3 } else { 6 };
                 for (i, &size) in some(name, &sizes, step).enumerate() {
-                    let mut layer = Layer::exact(size, format, dtype, i as u64).released();
+                    let mut layer = Layer::exact(size, format, dtype, i as u64).rounding(mode);
                     layer.limit = Some(64.0);
-                    layer.check(&format!("{name} {format:?} {dtype:?}"), device);
+                    layer.check(&format!("{name} {format:?} {dtype:?} {mode:?}"), device);
                 }
             }
         }
@@ -164,10 +187,14 @@ fn a_shared_expert_rounds_for_itself() {
             for &tokens in some(name, &[3, 40], 2) {
                 let sizes = (size([tokens, 2, 5, 96, 264]), 136);
                 let mut both = Both::exact(sizes, formats, dtype, 3);
-                both.own = both.own.released();
+                both.own = both.own.rounding(RELEASED);
                 both.check(&format!("{name} {dtype:?} own"), device);
-                both.shared = both.shared.released();
+                both.shared = both.shared.rounding(RELEASED);
                 both.check(&format!("{name} {dtype:?} both"), device);
+                let mut v41 = Both::exact(sizes, [FP4, FP8_BLOCKS32_PAIR], dtype, 3);
+                v41.own = v41.own.rounding(Activations::Released32);
+                v41.shared = v41.shared.rounding(Activations::Released32);
+                v41.check(&format!("{name} {dtype:?} V4.1"), device);
             }
         }
     }

@@ -1,11 +1,11 @@
 //! Stacks of matrices too large for the host: drawn on a device, and read back one by one.
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
-use burn_ds4_ops::quant::{Activations, FP4_BLOCK, Fp4Layout, Weights};
+use burn_ds4_ops::quant::{Activations, FP4_BLOCK, Fp4Layout, Weights, fp8_block};
 
 use super::common::{assert_within, narrow, seeded, values, wide};
 use super::experts::{Rounding, Stacks};
-use super::packing::{Format, Packed, fp8_blocks, plain_codes};
+use super::packing::{Format, Packed, fp8_blocks_of, plain_codes};
 use super::round_trips::FP8;
 
 /// A stack `[count, out, in]` on a device.
@@ -47,11 +47,12 @@ impl Drawn {
                 let values = Tensor::<3>::random(shape, distribution, (device, DType::F32));
                 Stored::Dense(values.cast(dtype))
             }
-            Format::Fp8 { parts } => {
+            Format::Fp8 { parts, block } => {
                 let words = bits([count, rows, columns.div_ceil(4)], device);
                 // Powers of two, as in the released checkpoints.
                 let least = (0.75 / 32.0 / spread).log2().round().exp2();
-                let varied = bits(fp8_blocks(shape, parts), device).bitwise_and_scalar(1_u32);
+                let blocks = fp8_blocks_of(shape, parts, block);
+                let varied = bits(blocks, device).bitwise_and_scalar(1_u32);
                 Stored::Fp8 {
                     words: words.bitwise_and_scalar(0xf7f7_f7f7_u32),
                     scales: varied
@@ -139,7 +140,8 @@ impl Drawn {
                 parts,
             } => {
                 let codes = codes(words, columns, 4);
-                Packed::fp8(self.shape, parts, codes, values(scales))
+                let block = fp8_block(scales.dims(), [rows, columns], parts).expect("checked");
+                Packed::fp8_in_blocks(self.shape, [parts, block], codes, values(scales))
             }
             Stored::Fp4 {
                 words,

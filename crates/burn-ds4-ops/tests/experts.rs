@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_ds4_ops::moe::expert_ffn;
-use burn_ds4_ops::quant::{Activations, FP8_BLOCK, Weights};
+use burn_ds4_ops::quant::{Activations, Weights};
 
 use super::common::{assert_within, floats, integers, narrow, values, wide};
 use super::distributions::Random;
@@ -139,9 +139,9 @@ impl Layer {
         }
     }
 
-    /// The same layer, whose products round what they take to FP8.
-    pub fn released(mut self) -> Self {
-        self.rounding.activations = Activations::Released;
+    /// The same layer, whose products round what they take to FP8 so.
+    pub fn rounding(mut self, activations: Activations) -> Self {
+        self.rounding.activations = activations;
         self
     }
 
@@ -262,7 +262,6 @@ impl Rounding {
             unit(self.dtype)
         };
         let of_weights = if self.weights_fit { 0.0 } else { unit };
-        let released = self.activations == Activations::Released;
         let rows: Vec<(f64, f64)> = gate_up
             .chunks(x.len())
             .map(|row| {
@@ -284,13 +283,13 @@ impl Rounding {
             }
         });
         let mut hidden: Vec<(f64, f64)> = hidden.collect();
-        if released {
+        if let Some(block) = self.activations.block() {
             // A value may be on either side of where rounding changes, and so may the largest.
             let off_by = |sign: f64| {
                 let off = hidden.iter().map(|&(value, error)| {
                     (value.abs() + sign * error).max(0.0).copysign(value) as f32
                 });
-                FP8.row(&off.collect::<Vec<_>>(), FP8_BLOCK)
+                FP8.row(&off.collect::<Vec<_>>(), block)
             };
             let (nearest, less, more) = (off_by(0.0), off_by(-1.0), off_by(1.0));
             for (i, hidden) in hidden.iter_mut().enumerate() {

@@ -28,11 +28,11 @@ impl Input {
         }
     }
 
-    /// What products make of it that round their input.
-    pub fn rounded(&self) -> Self {
-        let values = FP8.rows(&self.values, self.shape[1], FP8_BLOCK);
+    /// What products make of it that round their input, in blocks of so many columns.
+    pub fn rounded(&self, block: usize) -> Self {
+        let values = FP8.rows(&self.values, self.shape[1], block);
         Self {
-            in_fp8: self.dtype == FloatDType::BF16,
+            in_fp8: self.dtype == FloatDType::BF16 && block == FP8_BLOCK,
             ..Self::new(self.shape, self.dtype, &values)
         }
     }

@@ -12,7 +12,7 @@ use super::tables::{E2M1, E4M3, E8M0};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Format {
     Dense(FloatDType),
-    Fp8 { parts: usize },
+    Fp8 { parts: usize, block: usize },
     Fp4(Fp4Layout),
 }
 
@@ -23,15 +23,22 @@ pub const DENSE: [Format; 3] = [
 ];
 pub const FP4: Format = Format::Fp4(Fp4Layout::Plain);
 pub const REPACKED_FP4: Format = Format::Fp4(Fp4Layout::Repacked);
-pub const FP8: Format = Format::Fp8 { parts: 1 };
+pub const FP8: Format = fp8_of(1, FP8_BLOCK);
 /// Gate above up, each with block rows of its own.
-pub const FP8_PAIR: Format = Format::Fp8 { parts: 2 };
+pub const FP8_PAIR: Format = fp8_of(2, FP8_BLOCK);
+/// In blocks of 32x32.
+pub const FP8_BLOCKS32: Format = fp8_of(1, 32);
+pub const FP8_BLOCKS32_PAIR: Format = fp8_of(2, 32);
+
+const fn fp8_of(parts: usize, block: usize) -> Format {
+    Format::Fp8 { parts, block }
+}
 
 impl Format {
     /// The format of the down projection, a single matrix, next to gate and up.
     pub fn of_down(self) -> Self {
         match self {
-            Self::Fp8 { .. } => FP8,
+            Self::Fp8 { block, .. } => fp8_of(1, block),
             other => other,
         }
     }
@@ -39,7 +46,8 @@ impl Format {
 
 /// Runs `test` with every format of which a device has the dtype.
 pub fn every_format(name: &str, device: &Device, test: impl Fn(Format)) {
-    for format in [FP4, REPACKED_FP4, FP8, FP8_PAIR].into_iter().chain(DENSE) {
+    let packed = [FP4, REPACKED_FP4, FP8, FP8_PAIR, FP8_BLOCKS32_PAIR];
+    for format in packed.into_iter().chain(DENSE) {
         match format {
             Format::Dense(dtype) if !device.supports_dtype(dtype) => {
                 skip(name, &format!("{dtype:?}").to_lowercase());
@@ -74,6 +82,7 @@ enum Stored {
     },
     Fp8 {
         parts: usize,
+        block: usize,
         codes: Vec<u8>,
         scales: Vec<f32>,
     },
@@ -85,9 +94,14 @@ enum Stored {
 }
 
 /// The number of FP8 scales `[count, block rows, block columns]`.
-pub fn fp8_blocks([count, rows, columns]: [usize; 3], parts: usize) -> [usize; 3] {
-    let block_rows = parts * (rows / parts).div_ceil(FP8_BLOCK);
-    [count, block_rows, columns.div_ceil(FP8_BLOCK)]
+pub fn fp8_blocks(shape: [usize; 3], parts: usize) -> [usize; 3] {
+    fp8_blocks_of(shape, parts, FP8_BLOCK)
+}
+
+/// The same of blocks of another size.
+pub fn fp8_blocks_of([count, rows, columns]: [usize; 3], parts: usize, block: usize) -> [usize; 3] {
+    let block_rows = parts * (rows / parts).div_ceil(block);
+    [count, block_rows, columns.div_ceil(block)]
 }
 
 impl Packed {
@@ -98,12 +112,23 @@ impl Packed {
 
     /// One code a weight, scales as [`fp8_blocks`].
     pub fn fp8(shape: [usize; 3], parts: usize, codes: Vec<u8>, scales: Vec<f32>) -> Self {
-        let blocks: usize = fp8_blocks(shape, parts).iter().product();
+        Self::fp8_in_blocks(shape, [parts, FP8_BLOCK], codes, scales)
+    }
+
+    /// The same with scales as [`fp8_blocks_of`].
+    pub fn fp8_in_blocks(
+        shape: [usize; 3],
+        [parts, block]: [usize; 2],
+        codes: Vec<u8>,
+        scales: Vec<f32>,
+    ) -> Self {
+        let blocks: usize = fp8_blocks_of(shape, parts, block).iter().product();
         assert_eq!(scales.len(), blocks);
         Self::new(
             shape,
             Stored::Fp8 {
                 parts,
+                block,
                 codes,
                 scales,
             },
@@ -142,8 +167,8 @@ impl Packed {
         packed
     }
 
-    /// All codes but NaN, scales that are no powers of two where the format has such; the product
-    /// with a row of -1..1 is some units large, whatever the number of columns.
+    /// All codes but NaN, scales that are no powers of two where the format may have such; the
+    /// product with a row of -1..1 is some units large, whatever the number of columns.
     pub fn random(format: Format, shape: [usize; 3], seed: u64) -> Self {
         let (random, weights) = (&mut Random::new(seed), shape.iter().product::<usize>());
         let spread = (shape[2].max(1) as f32).sqrt();
@@ -152,15 +177,21 @@ impl Packed {
                 let values = (0..weights).map(|_| (random.unit() * 2.0 - 1.0) * 3.0 / spread);
                 Self::dense(shape, dtype, &values.collect::<Vec<_>>())
             }
-            Format::Fp8 { parts } => {
+            Format::Fp8 { parts, block } => {
                 let codes = (0..weights).map(|_| {
                     let code = random.bits() as u8;
                     if code & 0x7f == 0x7f { code ^ 1 } else { code }
                 });
                 let codes = codes.collect();
-                let scales = fp8_blocks(shape, parts).iter().product();
-                let scales = (0..scales).map(|_| (0.5 + random.unit()) / (32.0 * spread));
-                Self::fp8(shape, parts, codes, scales.collect())
+                let scales = fp8_blocks_of(shape, parts, block).iter().product();
+                let scales = (0..scales).map(|_| {
+                    let scale = (0.5 + random.unit()) / (32.0 * spread);
+                    match block {
+                        FP8_BLOCK => scale,
+                        _ => scale.log2().round().exp2(),
+                    }
+                });
+                Self::fp8_in_blocks(shape, [parts, block], codes, scales.collect())
             }
             Format::Fp4(layout) => {
                 let codes = (0..weights).map(|_| random.index(16) as u8).collect();
@@ -182,11 +213,11 @@ impl Packed {
                 let values: Vec<f32> = codes.into_iter().map(value).collect();
                 Self::dense(shape, dtype, &values)
             }
-            Format::Fp8 { parts } => {
+            Format::Fp8 { parts, block } => {
                 let codes = codes.into_iter().map(|code| E2M1_IN_E4M3[code]).collect();
-                let scales = fp8_blocks(shape, parts).iter().product();
+                let scales = fp8_blocks_of(shape, parts, block).iter().product();
                 let scales = (0..scales).map(|_| 2f32.powi(exponent + random.index(2) as i32));
-                Self::fp8(shape, parts, codes, scales.collect())
+                Self::fp8_in_blocks(shape, [parts, block], codes, scales.collect())
             }
             Format::Fp4(layout) => {
                 let codes = codes.into_iter().map(|code| code as u8).collect();
@@ -204,7 +235,7 @@ impl Packed {
     pub fn format(&self) -> Format {
         match self.stored {
             Stored::Dense { dtype, .. } => Format::Dense(dtype),
-            Stored::Fp8 { parts, .. } => Format::Fp8 { parts },
+            Stored::Fp8 { parts, block, .. } => Format::Fp8 { parts, block },
             Stored::Fp4 { layout, .. } => Format::Fp4(layout),
         }
     }
@@ -240,11 +271,16 @@ impl Packed {
         let [_, rows, columns] = self.shape;
         match &self.stored {
             Stored::Dense { .. } => 1.0,
-            Stored::Fp8 { parts, scales, .. } => {
-                let [_, block_rows, block_columns] = fp8_blocks(self.shape, *parts);
+            Stored::Fp8 {
+                parts,
+                block,
+                scales,
+                ..
+            } => {
+                let [_, block_rows, block_columns] = fp8_blocks_of(self.shape, *parts, *block);
                 let (part, row) = (row / (rows / parts), row % (rows / parts));
-                let block_row = matrix * block_rows + part * (block_rows / parts) + row / 128;
-                f64::from(scales[block_row * block_columns + column / 128])
+                let block_row = matrix * block_rows + part * (block_rows / parts) + row / block;
+                f64::from(scales[block_row * block_columns + column / block])
             }
             Stored::Fp4 { scales, .. } => {
                 let block = (matrix * rows + row) * columns.div_ceil(32) + column / 32;
@@ -261,9 +297,9 @@ impl Packed {
             let first = (matrix * rows + row) * columns;
             match &self.stored {
                 Stored::Dense { values, .. } => all.extend(wide(&values[first..first + columns])),
-                Stored::Fp8 { codes, .. } => {
-                    for (block, codes) in codes[first..first + columns].chunks(128).enumerate() {
-                        let scale = self.scale(matrix, row, block * 128);
+                Stored::Fp8 { codes, block, .. } => {
+                    for (at, codes) in codes[first..first + columns].chunks(*block).enumerate() {
+                        let scale = self.scale(matrix, row, at * block);
                         all.extend(codes.iter().map(|&code| E4M3[usize::from(code)] * scale));
                     }
                 }
@@ -289,12 +325,14 @@ impl Packed {
             }
             Stored::Fp8 {
                 parts,
+                block,
                 codes,
                 scales,
             } => {
                 let words = words(codes, columns, 4, FP8_PADDING);
                 let words = integers(words, [count, rows, columns.div_ceil(4)], device);
-                let scales = TensorData::new(scales.clone(), fp8_blocks(self.shape, *parts));
+                let blocks = fp8_blocks_of(self.shape, *parts, *block);
+                let scales = TensorData::new(scales.clone(), blocks);
                 let scales = Tensor::from_data(scales, (device, DType::F32));
                 Weights::fp8(words, scales, columns, *parts)
             }

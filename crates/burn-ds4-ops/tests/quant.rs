@@ -143,20 +143,23 @@ fn words_with_the_top_bit_set_do_not_smear_their_sign() {
 }
 
 fn fp8_blocks_may_be_partial_in_both_directions() {
-    for (rows, columns) in [
-        (1_usize, 1_usize),
-        (3, 129),
-        (128, 128),
-        (131, 261),
-        (257, 127),
+    for (rows, columns, block) in [
+        (1_usize, 1_usize, 128_usize),
+        (3, 129, 128),
+        (128, 128, 128),
+        (131, 261, 128),
+        (257, 127, 128),
+        (3, 33, 32),
+        (64, 128, 32),
+        (131, 261, 32),
     ] {
-        let (block_rows, block_columns) = (rows.div_ceil(128), columns.div_ceil(128));
+        let (block_rows, block_columns) = (rows.div_ceil(block), columns.div_ceil(block));
         let codes = fp8_bytes(rows * columns, 7);
         let scales = fp8_scales(block_rows * block_columns);
         let expected: Vec<f32> = (0..rows * columns)
             .map(|i| {
                 let (row, column) = (i / columns, i % columns);
-                let scale = scales[row / 128 * block_columns + column / 128];
+                let scale = scales[row / block * block_columns + column / block];
                 (E4M3[usize::from(codes[i])] * f64::from(scale)) as f32
             })
             .collect();

@@ -9,7 +9,10 @@ use super::common::{
 };
 use super::drawn::bits;
 use super::linear::{Input, linear};
-use super::packing::{FP4, FP8, FP8_PAIR, Format, Packed, REPACKED_FP4, every_format, fp8_blocks};
+use super::packing::{
+    FP4, FP8, FP8_BLOCKS32, FP8_BLOCKS32_PAIR, FP8_PAIR, Format, Packed, REPACKED_FP4,
+    every_format, fp8_blocks,
+};
 
 const OUTPUTS: [usize; 7] = [1, 7, 15, 16, 17, 130, 257];
 const INPUTS: [usize; 12] = [1, 3, 31, 32, 33, 127, 128, 129, 511, 513, 1000, 4104];
@@ -36,7 +39,7 @@ fn shapes() -> impl Iterator<Item = (usize, [usize; 3])> {
 /// dense weights, where most pairs have kernels of their own and the products other tests.
 fn products_of_any_shape_are_exact(format: Format, all: bool) {
     for (i, [rows, outputs, inputs]) in shapes() {
-        if format == FP8_PAIR && outputs % 2 != 0 {
+        if [FP8_PAIR, FP8_BLOCKS32_PAIR].contains(&format) && outputs % 2 != 0 {
             continue;
         }
         let weights = Packed::exact(format, [1, outputs, inputs], 0, i as u64);
@@ -73,6 +76,14 @@ fn fp8_products_of_any_shape_are_exact() {
 
 fn fp8_products_of_matrices_in_two_parts_are_exact() {
     products_of_any_shape_are_exact(FP8_PAIR, false);
+}
+
+fn fp8_products_in_blocks_of_32_are_exact() {
+    products_of_any_shape_are_exact(FP8_BLOCKS32, false);
+}
+
+fn fp8_products_in_blocks_of_32_of_matrices_in_two_parts_are_exact() {
+    products_of_any_shape_are_exact(FP8_BLOCKS32_PAIR, false);
 }
 
 fn dense_products_of_any_shape_are_exact() {
@@ -403,6 +414,8 @@ catalogue![
     repacked_fp4_products_of_any_shape_are_exact,
     fp8_products_of_any_shape_are_exact,
     fp8_products_of_matrices_in_two_parts_are_exact,
+    fp8_products_in_blocks_of_32_are_exact,
+    fp8_products_in_blocks_of_32_of_matrices_in_two_parts_are_exact,
     dense_products_of_any_shape_are_exact,
     any_weights_times_any_x_are_what_f32_sums_can_be,
     a_long_sum_stays_close,

@@ -142,6 +142,42 @@ fn every_fp8_code_times_any_scale_is_the_product() {
     });
 }
 
+/// Those that leave the least code normal and the largest one in range, and some between.
+const EXPONENTS: [i32; 15] = [
+    -117, -110, -100, -30, -9, -8, -1, 0, 1, 6, 7, 8, 30, 100, 118,
+];
+
+fn every_fp8_code_times_any_power_of_two_of_a_block_of_32_is_the_product() {
+    every_dtype(|name, device, dtype| {
+        let code = |row: usize, column: usize| match (row * 3 + column) % 256 {
+            code if code & 0x7f == 0x7f => code - 1,
+            code => code,
+        };
+        let scale = |block_row: usize, block: usize| match (block_row * 7 + block) % 16 {
+            15 => 0.0,
+            at => match dtype {
+                // Beyond, a code times its scale leaves the range of normal values.
+                FloatDType::F16 => 2f32.powi(EXPONENTS[at].clamp(-4, 6)),
+                _ => 2f32.powi(EXPONENTS[at]),
+            },
+        };
+        let codes = (0..256).flat_map(|row| (0..COLUMNS).map(move |c| code(row, c) as u8));
+        let blocks = COLUMNS / 32;
+        let scales = (0..8).flat_map(|row| (0..blocks).map(move |block| scale(row, block)));
+        let (codes, scales) = (codes.collect(), scales.collect());
+        let weights = Packed::fp8_in_blocks([1, 256, COLUMNS], [1, 32], codes, scales);
+        let expected = |row: usize, column: usize| {
+            E4M3[code(row, column)] * f64::from(scale(row / 32, column / 32))
+        };
+        check(
+            &weights.on(device),
+            expected,
+            |_, value| is_denormal(value),
+            (name, device, dtype),
+        );
+    });
+}
+
 fn the_parts_of_an_fp8_matrix_have_block_rows_of_their_own() {
     every_dtype(|name, device, dtype| {
         // 150 rows a part: the second one starts in the middle of a block of the first, were it not
@@ -210,6 +246,18 @@ fn a_nan_code_or_scale_spoils_its_rows_and_no_other() {
         for actual in not_finite(&block, dtype, device) {
             assert_eq!(actual, expected, "{name} scale of a block");
         }
+        let codes = vec![0x38; rows * COLUMNS];
+        let mut scales = vec![1.0; 5 * COLUMNS / 32];
+        scales[2 * COLUMNS / 32 + 5] = f32::NAN;
+        let mut codes32 = codes;
+        codes32[3 * COLUMNS + 40] = 0xff;
+        let block = Packed::fp8_in_blocks([1, rows, COLUMNS], [1, 32], codes32, scales);
+        let expected: Vec<bool> = (0..rows)
+            .map(|row| row == 3 || (64..96).contains(&row))
+            .collect();
+        for actual in not_finite(&block.on(device), dtype, device) {
+            assert_eq!(actual, expected, "{name} block of 32");
+        }
     });
 }
 
@@ -269,7 +317,10 @@ fn what_fills_up_the_last_word_of_a_row_is_never_seen() {
             );
             let scales = vec![127; 3 * columns.div_ceil(32)];
             let fp4 = Packed::fp4([1, 3, columns], vec![2; 3 * columns], scales);
-            for (weights, format) in [(fp8, "FP8"), (fp4, "FP4")] {
+            let scales = vec![1.0; columns.div_ceil(32)];
+            let codes = vec![0x38; 3 * columns];
+            let blocks32 = Packed::fp8_in_blocks([1, 3, columns], [1, 32], codes, scales);
+            for (weights, format) in [(fp8, "FP8"), (fp4, "FP4"), (blocks32, "FP8 in 32x32")] {
                 for rows in [1, 20] {
                     let x = vec![1.0; rows * columns];
                     let x = floats(&x, [rows, columns], device);
@@ -299,6 +350,7 @@ catalogue![
     every_fp4_code_times_every_scale_byte_is_the_product,
     every_block_of_fp4_has_a_scale_of_its_own,
     every_fp8_code_times_any_scale_is_the_product,
+    every_fp8_code_times_any_power_of_two_of_a_block_of_32_is_the_product,
     the_parts_of_an_fp8_matrix_have_block_rows_of_their_own,
     a_nan_code_or_scale_spoils_its_rows_and_no_other,
     a_nan_scale_does_not_reach_the_row_before_it,

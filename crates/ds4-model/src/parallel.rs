@@ -18,7 +18,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::collective::{DeviceGroup, GroupRoute};
-use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK};
+use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK, fp8_block};
 use burn_ds4_ops::transfer::{Movable, transfer};
 
 use crate::attention::Attention;
@@ -112,7 +112,8 @@ impl Share {
             StackValues::Fp8(fp8) => {
                 let ([_, rows, _], columns) = (fp8.words.dims(), fp8.columns);
                 let words = self.part(fp8.words.val(), cut, [(rows, 1), (columns, 4)]);
-                let blocks = [(rows, FP8_BLOCK), (columns, FP8_BLOCK)];
+                let block = fp8_block(fp8.scales.dims(), [rows, columns], fp8.parts);
+                let blocks = [rows, columns].map(|of| (of, block.unwrap_or(FP8_BLOCK)));
                 StackValues::Fp8(Fp8Weight {
                     words: int_parameter(words),
                     scales: Param::from_tensor(self.part(fp8.scales.val(), cut, blocks)),

@@ -3,7 +3,6 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::FP8_BLOCK;
 use super::kernel::{MatrixStackLaunch, StackLayoutLaunch, WeightFormat};
 
 /// A stack of matrices on a device. Kernels can read it once it is
@@ -25,6 +24,11 @@ pub(crate) struct Matrices {
 }
 
 impl Matrices {
+    /// Rows and columns of a block of FP8.
+    fn block(&self) -> usize {
+        self.format.fp8_block() as usize
+    }
+
     /// A stack without gaps between its rows; a copy if there are any.
     pub fn contiguous(self) -> Self {
         Self {
@@ -44,7 +48,7 @@ impl Matrices {
     fn scales_per_row(&self) -> usize {
         match self.format {
             WeightFormat::Fp4(_) => self.columns.div_ceil(32),
-            WeightFormat::Fp8 => self.columns.div_ceil(FP8_BLOCK),
+            WeightFormat::Fp8 | WeightFormat::Fp8Blocks32 => self.columns.div_ceil(self.block()),
             WeightFormat::Dense => 0,
         }
     }
@@ -53,7 +57,9 @@ impl Matrices {
     fn scales_per_matrix(&self) -> usize {
         let scale_rows = match self.format {
             WeightFormat::Fp4(_) => return (self.rows * self.scales_per_row()).next_multiple_of(4),
-            WeightFormat::Fp8 => self.parts * (self.rows / self.parts).div_ceil(FP8_BLOCK),
+            WeightFormat::Fp8 | WeightFormat::Fp8Blocks32 => {
+                self.parts * (self.rows / self.parts).div_ceil(self.block())
+            }
             WeightFormat::Dense => 0,
         };
         scale_rows * self.scales_per_row()
@@ -73,7 +79,7 @@ impl Matrices {
 
     /// Whether blocks of FP8 begin in its parts where they would not in the whole.
     pub fn has_blocks_of_parts(&self) -> bool {
-        self.parts > 1 && !(self.rows / self.parts).is_multiple_of(FP8_BLOCK)
+        self.parts > 1 && !(self.rows / self.parts).is_multiple_of(self.block())
     }
 
     /// Its elements as a kernel for any device reads them.
@@ -94,7 +100,7 @@ impl Matrices {
             self.scales_per_row() as u32,
             self.scales_per_matrix(),
             part_rows as u32,
-            part_rows.div_ceil(FP8_BLOCK) as u32,
+            part_rows.div_ceil(self.block()) as u32,
         );
         // Something else to bind where there are no scales.
         let scales = self.scales.as_ref().unwrap_or(&self.words);

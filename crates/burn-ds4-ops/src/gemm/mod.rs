@@ -52,5 +52,7 @@ pub(crate) use matrices::{Matrices, terms};
 
 /// Rows up to which a row's result never depends on the number of rows.
 pub const INVARIANT_ROWS: usize = 16;
-/// Rows and columns that share one FP8 weight scale.
-pub const FP8_BLOCK: usize = 128;
+/// Rows and columns that share one FP8 weight scale, in DeepSeek-V4.
+pub const FP8_BLOCK: usize = FP8_BLOCKS[0];
+/// The same in all models: those of DeepSeek-V4.1 are the smaller ones.
+pub const FP8_BLOCKS: [usize; 2] = [128, 32];

@@ -1,4 +1,4 @@
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::coefficients::Coefficients;
 use super::expand::expand;
@@ -92,12 +92,15 @@ impl Streams {
             Self::Weighted { pre, .. } => pre.clone(),
             Self::Ready(streams) => {
                 let [tokens, n, _] = streams.dims();
+                let like = (&streams.device(), DType::F32);
                 if tokens * n == 0 {
-                    return Tensor::zeros([tokens, n], (&streams.device(), DType::F32));
+                    return Tensor::zeros([tokens, n], like);
                 }
-                let place = Tensor::<1, Int>::arange(0..n as i64, &streams.device());
-                let first = place.equal_elem(0).float().cast(FloatDType::F32);
-                first.unsqueeze::<2>().expand([tokens, n])
+                let first = Tensor::ones([tokens, 1], like);
+                match n {
+                    1 => first,
+                    _ => Tensor::cat(vec![first, Tensor::zeros([tokens, n - 1], like)], 1),
+                }
             }
         }
     }

@@ -5,12 +5,27 @@ use burn::backend::{Backend, ExtensionType, TensorMetadata};
 use burn::tensor::Shape;
 
 use crate::dims::Dims;
-use crate::gemm::{FP8_BLOCK, Fp4Layout};
+use crate::gemm::{FP8_BLOCK, FP8_BLOCKS, Fp4Layout};
 use crate::matmul::TensorList;
 use crate::reference::ranges;
 
 /// Columns that share one FP4 weight scale.
 pub const FP4_BLOCK: usize = 32;
+
+/// The rows and columns that share a scale of FP8 matrices of this size and so many parts, by the
+/// shape of their scales, `[count, block rows, block columns]`: of [`FP8_BLOCKS`], one of which has
+/// it where all have, in which case there is one block. `None` where none has.
+pub fn fp8_block(scales: [usize; 3], [rows, columns]: [usize; 2], parts: usize) -> Option<usize> {
+    let of = |block| {
+        [
+            parts * (rows / parts).div_ceil(block),
+            columns.div_ceil(block),
+        ]
+    };
+    FP8_BLOCKS
+        .into_iter()
+        .find(|block| scales[1..] == of(*block))
+}
 
 /// What products by weights do to their other operand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -57,7 +72,7 @@ pub enum PackedWeights<B: Backend> {
     Fp8 {
         /// `[count, out, ceil(columns / 4)]`.
         words: IntTensor<B>,
-        /// `[count, parts * ceil(out / parts / 128), ceil(columns / 128)]`.
+        /// `[count, parts * ceil(out / parts / block), ceil(columns / block)]`.
         scales: FloatTensor<B>,
         /// Columns of a matrix.
         columns: usize,

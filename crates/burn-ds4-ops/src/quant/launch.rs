@@ -4,17 +4,17 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::args::{Activations, LinearProducts, PackedWeights};
+use super::args::{Activations, LinearProducts, PackedWeights, fp8_block};
 use super::reference;
 use crate::caps::Caps;
 use crate::dims::Dims;
-use crate::gemm::Matrices;
 use crate::gemm::kernel::WeightFormat;
 use crate::gemm::launch::dense::ListOutput;
 use crate::gemm::launch::{
     LinearGroupBlueprint, Product, SMALL_M_ROWS, Schedule, StreamBlueprint, StreamProblem,
     can_multiply, has_tiles, launch_group, launch_stream, quantize,
 };
+use crate::gemm::{FP8_BLOCK, Matrices};
 use crate::launching::{aligned, elements_view, narrow, output};
 use crate::matmul::{TensorList, multiply_one};
 use crate::roundtrip::SmallFloat;
@@ -37,7 +37,13 @@ impl From<PackedWeights<CubeBackend>> for Matrices {
                 scales,
                 parts,
                 ..
-            } => (words, Some(scales), WeightFormat::Fp8, parts),
+            } => {
+                let format = match fp8_block(scales.dims(), [rows, columns], parts) {
+                    Some(FP8_BLOCK) => WeightFormat::Fp8,
+                    _ => WeightFormat::Fp8Blocks32,
+                };
+                (words, Some(scales), format, parts)
+            }
             PackedWeights::Fp4 {
                 words,
                 scales,

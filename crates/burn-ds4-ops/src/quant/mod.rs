@@ -7,8 +7,8 @@
 //! column.
 //!
 //! - FP8: E4M3 codes (1-4-3, bias 7, no infinity, NaN at `0x7f` / `0xff`, largest 448, subnormals
-//!   `m * 2^-9`); `ceil(columns / 4)` words in a row of `columns`; one `f32` scale per 128x128
-//!   block.
+//!   `m * 2^-9`); `ceil(columns / 4)` words in a row of `columns`; one `f32` scale per block of
+//!   128x128, or of 32x32 in DeepSeek-V4.1, where they are powers of two.
 //! - FP4: E2M1 codes (`0, 0.5, 1, 1.5, 2, 3, 4, 6`, bit 3 is the sign); `ceil(columns / 8)` words
 //!   in a row; one E8M0 scale byte (`2^(byte - 127)`, 255 is NaN) per row and 32 columns.
 //!
@@ -45,9 +45,9 @@ mod reference;
 mod roundtrips;
 mod weights;
 
-pub use crate::gemm::{FP8_BLOCK, Fp4Layout, repack_fp4};
+pub use crate::gemm::{FP8_BLOCK, FP8_BLOCKS, Fp4Layout, repack_fp4};
 pub(crate) use args::PackedWeights;
-pub use args::{Activations, FP4_BLOCK};
+pub use args::{Activations, FP4_BLOCK, fp8_block};
 pub(crate) use backend::QuantOps;
 pub use linear::{grouped_linear, quant_linear, quant_linear_group, quant_linear_pair};
 #[cfg(feature = "flex")]

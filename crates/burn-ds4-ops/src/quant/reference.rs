@@ -6,9 +6,9 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, TensorData};
 
 use super::QuantOps;
-use super::args::{Activations, FP4_BLOCK, PackedWeights};
+use super::args::{Activations, FP4_BLOCK, PackedWeights, fp8_block};
 use crate::dims::Dims;
-use crate::gemm::{FP8_BLOCK, Fp4Layout};
+use crate::gemm::Fp4Layout;
 use crate::matmul::multiply_one;
 use crate::reference::slice;
 use crate::roundtrip::reference::roundtrip as rounded;
@@ -144,15 +144,16 @@ fn dequantize_fp8<B: Backend>(
     let [count, rows, width] = words.dims();
     let [_, _, block_columns] = scales.dims();
     let part_rows = rows / parts;
-    let block_rows = part_rows.div_ceil(FP8_BLOCK);
+    let block = fp8_block(scales.dims(), [rows, columns], parts).expect("checked by Weights::fp8");
+    let block_rows = part_rows.div_ceil(block);
     let words = B::int_reshape(words, Shape::new([count * rows, width]));
     let values = decode::<B>(words, columns, 8, e4m3_values());
     let all_block_rows = count * parts * block_rows;
     let scales = B::float_reshape(scales, Shape::new([all_block_rows, block_columns]));
-    let scales = repeat_columns::<B>(scales, FP8_BLOCK, columns);
+    let scales = repeat_columns::<B>(scales, block, columns);
     let scales = B::float_reshape(scales, Shape::new([all_block_rows, 1, columns]));
-    let scales = B::float_expand(scales, Shape::new([all_block_rows, FP8_BLOCK, columns]));
-    let whole_blocks = Shape::new([count * parts, block_rows * FP8_BLOCK, columns]);
+    let scales = B::float_expand(scales, Shape::new([all_block_rows, block, columns]));
+    let whole_blocks = Shape::new([count * parts, block_rows * block, columns]);
     let scales = slice::<B>(B::float_reshape(scales, whole_blocks), 1, 0..part_rows);
     let scales = B::float_reshape(scales, Shape::new([count * rows, columns]));
     B::float_reshape(

@@ -1,7 +1,7 @@
 use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 
-use super::args::{Activations, FP4_BLOCK, PackedWeights};
+use super::args::{Activations, FP4_BLOCK, PackedWeights, fp8_block};
 use super::backend::QuantOps;
 use crate::OpError;
 use crate::gemm::{FP8_BLOCK, Fp4Layout};
@@ -39,10 +39,12 @@ impl Weights {
     ///
     /// A matrix may be several parts stacked along its rows (gate above up, say), each with block
     /// rows of its own: with `parts` parts, row `r` of a part of `n = out / parts` rows belongs to
-    /// block row `part * ceil(n / 128) + floor(r / 128)`.
+    /// block row `part * ceil(n / block) + floor(r / block)`.
     ///
     /// - `words`: `u32` `[count, out, ceil(columns / 4)]`
-    /// - `scales`: `f32` `[count, parts * ceil(out / parts / 128), ceil(columns / 128)]`
+    /// - `scales`: `f32` `[count, parts * ceil(out / parts / block), ceil(columns / block)]` for a
+    ///   `block` of 128, or of 32. Kernels for tensor cores take the latter scales in `bf16`, and
+    ///   round weights times scales to it: powers of two, which V4.1 has, are exact.
     ///
     /// # Errors
     ///
@@ -178,8 +180,9 @@ fn check_fp8(
         return Err(invalid("parts", format!("a divisor of {rows} rows"), parts));
     }
     expect_dtype("scales", "F32", scales, &[DType::F32])?;
-    let block_rows = parts * (rows / parts).div_ceil(FP8_BLOCK);
-    let blocks = [count, block_rows, columns.div_ceil(FP8_BLOCK)];
+    let block = fp8_block(scales.dims(), [rows, columns], parts).unwrap_or(FP8_BLOCK);
+    let block_rows = parts * (rows / parts).div_ceil(block);
+    let blocks = [count, block_rows, columns.div_ceil(block)];
     expect_shape("scales", scales.dims(), blocks)?;
     expect_device("scales", &scales.device(), "words", &words.device())
 }

@@ -61,6 +61,8 @@ pub(crate) struct RoundtripBlueprint {
     /// Elements of a vector, and vectors of a block.
     pub vector: u32,
     pub block_vectors: u32,
+    /// Blocks that lie by turns, and neighbouring vectors of each.
+    pub turns: [u32; 2],
     /// Blocks of a cube.
     pub blocks: u32,
     /// Rows whose sum is rounded. The others of them become zeros.
@@ -94,12 +96,14 @@ pub(crate) fn roundtrip_kernel<X: Float, N: Size>(
         ..
     } = comptime!(blueprint);
     let format = comptime!(blueprint.to.format());
+    let [count, run] = comptime!(blueprint.turns);
+    let group_vectors = comptime!(count * block_vectors);
     let mut largest_of = Shared::<[u32]>::new_slice(comptime!(blueprint.units() as usize));
-    let row_blocks = vectors.div_ceil(comptime!(block_vectors as usize));
-    let block = ABSOLUTE_POS / comptime!(block_vectors as usize);
-    let own = modulo(UNIT_POS, block_vectors);
-    let vector = block % row_blocks * comptime!(block_vectors as usize) + own as usize;
-    let row = block / row_blocks;
+    let row_groups = vectors.div_ceil(comptime!(group_vectors as usize));
+    let group = ABSOLUTE_POS / comptime!(group_vectors as usize);
+    let own = modulo(UNIT_POS, group_vectors);
+    let vector = group % row_groups * comptime!(group_vectors as usize) + own as usize;
+    let row = group / row_groups;
     let inside = row < rows && vector < vectors;
     let first = select(
         inside,
@@ -130,8 +134,16 @@ pub(crate) fn roundtrip_kernel<X: Float, N: Size>(
     sync_cube();
     largest = 0u32;
     let start = UNIT_POS - own;
-    for i in 0..block_vectors {
-        largest = max(largest, largest_of[(start + i) as usize]);
+    if comptime!(count > 1) {
+        let start = start + own / run % count * run;
+        for i in 0..block_vectors {
+            let at = start + i / run * comptime!(run * count) + modulo(i, run);
+            largest = max(largest, largest_of[at as usize]);
+        }
+    } else {
+        for i in 0..block_vectors {
+            largest = max(largest, largest_of[(start + i) as usize]);
+        }
     }
     if inside {
         let scale = scale_of(f32::reinterpret(largest), format);

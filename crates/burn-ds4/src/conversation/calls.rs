@@ -2,18 +2,20 @@
 //!
 //! It takes the name of a parameter to end at a blank, a value to end at the beginning of any
 //! closing tag, a tag without `string=` for the beginning of one that has it, and hands on values
-//! that are no JSON. What is written so is written anew here; the rest passes as it is.
+//! that are no JSON. What is written so is written anew here; the rest passes as it is. Tags of
+//! V4.1 have a blank after the mark.
 
 use super::parser::Kind;
 
 /// What marks a tag.
 pub const MARK: &str = "｜DSML｜";
 const PARAMETER: &str = "parameter name=\"";
-const CALL_END: &str = "</｜DSML｜invoke>";
+const CALL_ENDS: [&str; 2] = ["</｜DSML｜invoke>", "</｜DSML｜ invoke>"];
+const VALUE_ENDS: [&str; 2] = ["</｜DSML｜parameter>", "</｜DSML｜ parameter>"];
 const TAG_END: &str = "\">";
 const KIND: &str = "\" string=\"";
 /// Tags whose end closes a value.
-const CLOSING: [&str; 3] = ["parameter>", "invoke>", "tool_calls>"];
+const CLOSING: [&str; 4] = ["parameter>", "invoke>", "tool_calls>", "calls>"];
 /// Values that are no JSON and stay as they are: as strings they would mean something else.
 const LITERALS: [&str; 4] = ["True", "False", "None", "NaN"];
 /// Bytes of a tag, or of a number: what goes on for longer is none.
@@ -85,9 +87,12 @@ impl Calls {
     }
 
     fn tags(&mut self, is_end: bool, out: &mut impl FnMut(Kind, String)) -> bool {
-        let found = [PARAMETER, CALL_END].map(|tag| self.text.find(tag));
-        let parameter = found[0].filter(|at| found[1].is_none_or(|end| *at < end));
-        let (bytes, goes_on) = match (parameter, found[1]) {
+        let ends = CALL_ENDS.iter();
+        let ends = ends.filter_map(|tag| Some((self.text.find(tag)?, tag.len())));
+        let end = ends.min();
+        let parameter = self.text.find(PARAMETER);
+        let parameter = parameter.filter(|at| end.is_none_or(|(end, _)| *at < end));
+        let (bytes, goes_on) = match (parameter, end) {
             (Some(at), _) => {
                 self.state = State::Parameter;
                 // The quote belongs to the name.
@@ -95,14 +100,15 @@ impl Calls {
                 out(Kind::Text, text[..text.len() - 1].to_owned());
                 return true;
             }
-            (None, Some(at)) => {
+            (None, Some((at, bytes))) => {
                 self.ended += 1;
-                (at + CALL_END.len(), true)
+                (at + bytes, true)
             }
             (None, None) if is_end => (self.text.len(), false),
             (None, None) => {
-                let open = [PARAMETER, CALL_END].map(|tag| open(&self.text, tag));
-                (self.text.len() - open[0].max(open[1]), false)
+                let tags = CALL_ENDS.iter().chain([&PARAMETER]);
+                let open = tags.map(|tag| open(&self.text, tag)).max();
+                (self.text.len() - open.unwrap_or(0), false)
             }
         };
         if bytes > 0 {
@@ -168,12 +174,10 @@ impl Calls {
             Some(end) => {
                 let value = self.take(end);
                 out(Kind::Plain, value);
-                let tag = format!("</{MARK}{}", CLOSING[0]);
                 // It may have none of its own.
-                if self.text.starts_with(&tag) {
-                    self.take(tag.len());
-                }
-                out(Kind::Text, tag);
+                let tag = VALUE_ENDS.iter().find(|tag| self.text.starts_with(**tag));
+                let own = tag.map(|tag| self.take(tag.len()));
+                out(Kind::Text, own.unwrap_or_else(|| VALUE_ENDS[0].into()));
                 self.state = State::Tags;
                 true
             }
@@ -181,7 +185,7 @@ impl Calls {
                 // A mark may follow, or what tells whether one closes the value.
                 let open = match self.marks.first() {
                     Some(mark) => self.text.len() - (mark - "</".len()),
-                    None => open(&self.text, CALL_END),
+                    None => open(&self.text, CALL_ENDS[0]),
                 };
                 let bytes = self.text.len() - if is_end { 0 } else { open };
                 if bytes > 0 {
@@ -197,6 +201,7 @@ impl Calls {
     fn closing(&mut self, is_end: bool) -> Option<usize> {
         while let Some(&mark) = self.marks.first() {
             let name = &self.text[mark + MARK.len()..];
+            let name = name.strip_prefix(' ').unwrap_or(name);
             if self.text[..mark].ends_with("</") {
                 if CLOSING.iter().any(|tag| name.starts_with(tag)) {
                     return Some(mark - "</".len());

@@ -51,11 +51,13 @@ impl HiddenCalls {
 fn begins_call(text: &str) -> Option<bool> {
     let tag = format!("<{MARK}");
     let after = |text, prefix: &str| strip(text, prefix);
-    let result = after(text, &tag).and_then(|rest| {
-        let rest = match after(rest, "tool_calls>") {
-            Ok(rest) => after(rest.trim_start(), &tag)?,
-            Err(None) if !rest.is_empty() => return Err(None),
-            Err(_) => rest,
+    // V4.1 has a blank there.
+    let unspaced = |rest| str::strip_prefix(rest, ' ').unwrap_or(rest);
+    let result = after(text, &tag).map(unspaced).and_then(|rest| {
+        let rest = match ["tool_calls>", "calls>"].map(|name| after(rest, name)) {
+            [Ok(rest), _] | [_, Ok(rest)] => unspaced(after(rest.trim_start(), &tag)?),
+            [Err(None), _] | [_, Err(None)] if !rest.is_empty() => return Err(None),
+            _ => rest,
         };
         after(rest, "invoke name=\"")
     });

@@ -9,7 +9,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::regex_to_lark;
 use serde_json::Value;
 
-use crate::conversation::MARK;
+use crate::conversation::{Encoding, MARK};
 use crate::serve::call_schema::{NOTHING, Reader, Strings, Way, without_strings};
 use crate::serve::grammar::{Unfit, Wanted, compiled};
 use crate::serve::response_format::MAX_SCHEMA;
@@ -45,11 +45,16 @@ pub fn lark(wanted: &Wanted, mark: u32, check: &dyn Check) -> Result<String, Unf
         }
         Wanted::Json(_) | Wanted::Regex(_) => return Err(Unfit::Format("no calls".into())),
     };
+    let (blank, block) = match rules.encoding {
+        Encoding::V41Flash => (" ", "calls"),
+        Encoding::V4 | Encoding::V4Flash0731 => ("", "tool_calls"),
+    };
     let mut grammar = Grammar {
         text: String::new(),
         parts: HashMap::new(),
         bytes: 0,
         unmet: None,
+        blank,
         check,
     };
     let mut calls = Vec::new();
@@ -57,17 +62,17 @@ pub fn lark(wanted: &Wanted, mark: u32, check: &dyn Check) -> Result<String, Unf
         let ways = grammar.tool(tool).map_err(|error| {
             Unfit::Tools(format!("the schema of tool `{}`: {error}", tool.name))
         })?;
-        let open = literal(&format!("invoke name=\"{}\">\n", tool.name));
+        let open = literal(&format!("{blank}invoke name=\"{}\">\n", tool.name));
         let name = format!("call{index}");
         calls.extend(grammar.part(&format!("{open} ({ways})"), Some(name)));
     }
     let (call, count) = (calls.join(" | "), if rules.one_call { "" } else { "+" });
     Ok(format!(
         r#"start: {start}
-block: "tool_calls>\n" calls
-calls: call{count} "</" mark "tool_calls>"
-call: "<" mark ({call}) "</" mark "invoke>\n"
-end: mark "parameter>\n"
+block: "{blank}{block}>\n" calls
+calls: call{count} "</" mark "{blank}{block}>"
+call: "<" mark ({call}) "</" mark "{blank}invoke>\n"
+end: mark "{blank}parameter>\n"
 mark: <[{mark}]>
 TEXT: /[^<]+/
 {}"#,
@@ -93,6 +98,8 @@ struct Grammar<'a> {
     bytes: usize,
     /// The last parameter that has to come, and can have no value.
     unmet: Option<String>,
+    /// What follows the mark of a tag.
+    blank: &'static str,
     check: &'a dyn Check,
 }
 
@@ -159,7 +166,8 @@ impl Grammar<'_> {
             }
             let value = self.value(reader, root, schema);
             let value = value.map_err(|error| format!("parameter `{name}`: {error}"))?;
-            let open = literal(&format!("parameter name=\"{name}\" string=\""));
+            let blank = self.blank;
+            let open = literal(&format!("{blank}parameter name=\"{name}\" string=\""));
             match (value, required) {
                 (Some(value), true) => parts.push(format!("\"<\" mark {open} {value}")),
                 (Some(value), false) => parts.push(format!("(\"<\" mark {open} {value})?")),
@@ -181,7 +189,8 @@ impl Grammar<'_> {
                 false => format!(r#"/[^"<>\\\n]+/ & ~({})"#, names.join(" | ")),
             };
             if let Some(name) = self.terminal(&others) {
-                let (open, kind) = (literal("parameter name=\""), literal("\" string=\""));
+                let open = literal(&format!("{}parameter name=\"", self.blank));
+                let kind = literal("\" string=\"");
                 parts.push(format!("(\"<\" mark {open} {name} {kind} {value})*"));
             }
         }

@@ -1,6 +1,7 @@
 //! Calls that a grammar takes, with the shipped tokenizer, in which another token stands for the
 //! mark of calls.
 
+use ds4_model::generate::Constraint;
 use serde_json::json;
 
 use super::*;
@@ -20,25 +21,41 @@ fn rules(parameters: &Value) -> CallRules {
     CallRules {
         tools: vec![tool],
         one_call: true,
+        encoding: Encoding::V4,
     }
 }
 
 /// A constraint of one such call.
-fn constraint(parameters: &Value) -> Result<Box<dyn ds4_model::generate::Constraint>, Unfit> {
+fn constraint(parameters: &Value, encoding: Encoding) -> Result<Box<dyn Constraint>, Unfit> {
     let mark = app().loaded.tokenizer.token_id(THINK_END).expect("a token");
-    Grammars::marked(&app().loaded, mark).constraint(Wanted::Calls(rules(parameters)))
+    let rules = CallRules {
+        encoding,
+        ..rules(parameters)
+    };
+    Grammars::marked(&app().loaded, mark).constraint(Wanted::Calls(rules))
 }
 
-/// Whether a call is taken with these parameters, of which some are strings.
+/// Whether a call is taken with these parameters, of which some are strings: with the tags of V4
+/// and with those of V4.1.
 fn takes(parameters: &Value, given: &[(&str, bool, &str)]) -> bool {
-    let mut text = "<@invoke name=\"f\">\n".to_owned();
+    let [one, other] = [Encoding::V4, Encoding::V41Flash].map(|of| takes_in(parameters, given, of));
+    assert_eq!(one, other, "{parameters}, {given:?}");
+    one
+}
+
+fn takes_in(parameters: &Value, given: &[(&str, bool, &str)], encoding: Encoding) -> bool {
+    let (blank, block) = match encoding {
+        Encoding::V41Flash => (" ", "calls"),
+        _ => ("", "tool_calls"),
+    };
+    let mut text = format!("<@{blank}invoke name=\"f\">\n");
     for (name, is_string, value) in given {
-        let open = format!("<@parameter name=\"{name}\" string=\"{is_string}\">");
-        text += &format!("{open}{value}</@parameter>\n");
+        let open = format!("<@{blank}parameter name=\"{name}\" string=\"{is_string}\">");
+        text += &format!("{open}{value}</@{blank}parameter>\n");
     }
-    text += "</@invoke>\n</@tool_calls>";
+    text += &format!("</@{blank}invoke>\n</@{blank}{block}>");
     let mark = app().loaded.tokenizer.token_id(THINK_END).expect("a token");
-    let mut constraint = constraint(parameters).expect("a valid schema");
+    let mut constraint = constraint(parameters, encoding).expect("a valid schema");
     let mut ids = Vec::new();
     for (index, piece) in text.split('@').enumerate() {
         ids.extend((index > 0).then_some(mark));
@@ -361,7 +378,7 @@ fn what_cannot_be_followed_is_refused_by_its_tool_parameter_and_keyword() {
             &["oneOf"],
         ),
     ] {
-        let Err(Unfit::Tools(error)) = constraint(&schema) else {
+        let Err(Unfit::Tools(error)) = constraint(&schema, Encoding::V4) else {
             panic!("{schema}");
         };
         assert!(error.contains("tool `f`"), "{schema}: {error}");
@@ -399,7 +416,7 @@ fn what_several_parameters_refer_to_is_read_once() {
     ));
     // Each would need its own.
     let others = schema(&|index| json!({"items": {"$ref": "#/$defs/big"}, "maxItems": index}));
-    let error = constraint(&others).map(drop);
+    let error = constraint(&others, Encoding::V4).map(drop);
     assert!(
         matches!(&error, Err(Unfit::Tools(text)) if text.contains("131072")),
         "{error:?}"

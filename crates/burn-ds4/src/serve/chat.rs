@@ -11,7 +11,7 @@ use deepseek_recipe_core::tools::ToolChoice;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::conversation::PromptError;
+use crate::conversation::{Encoding, PromptError};
 use crate::serve::app::App;
 use crate::serve::convert;
 use crate::serve::error::ApiError;
@@ -199,7 +199,7 @@ fn finish(
     stops.extend(common.stops()?);
     let prompt = encode(app, fields, format, &request)?;
     let one_call = fields.one_call(&request);
-    let wanted = wanted(&request, format, one_call)?;
+    let wanted = wanted(&request, format, (one_call, app.loaded.encoding))?;
     let parts = Parts {
         format,
         prompts: vec![prompt],
@@ -241,7 +241,7 @@ fn encode(
 fn wanted(
     request: &ConversationRequest,
     api: Format,
-    one_call: bool,
+    (one_call, encoding): (bool, Encoding),
 ) -> Result<Option<Wanted>, ApiError> {
     let conversation = &request.conversation;
     let format = match &conversation.response_format {
@@ -290,7 +290,11 @@ fn wanted(
         let name = format!("the schema of tool `{}`", tool.name);
         check_length("tools", &name, tool.parameters.to_string().len())?;
     }
-    let rules = CallRules { tools, one_call };
+    let rules = CallRules {
+        tools,
+        one_call,
+        encoding,
+    };
     Ok(Some(match required {
         true => Wanted::Calls(rules),
         false => Wanted::CallsOr(rules, format.map(Box::new)),

@@ -152,12 +152,7 @@ fn converted<R: ProtocolRequest + DeserializeOwned>(
         let (path, error) = (error.path().to_string(), error.into_inner());
         at_fault(&path, &error.to_string())
     })?;
-    let request: ConversationRequest = request.convert(options(encoding)).map_err(refusal)?;
-    if encoding == Encoding::V41Flash && !request.conversation.tools.is_empty() {
-        // Its calls have other tags, which nothing parses.
-        return Err(ApiError::unsupported("tools", "a tool for DeepSeek-V4.1"));
-    }
-    Ok(request)
+    request.convert(options(encoding)).map_err(refusal)
 }
 
 /// What a conversion refuses, with the field at fault.

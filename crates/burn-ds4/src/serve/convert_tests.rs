@@ -165,21 +165,13 @@ fn what_is_refused_names_the_field_at_fault() {
 }
 
 #[test]
-fn tools_are_refused_where_nothing_parses_their_calls() {
-    let body = |tools: Value| {
-        let messages = json!([{"role": "user", "content": "u"}]);
-        let body = json!({"messages": messages, "tools": tools});
-        chat(
-            parse(body.to_string().as_bytes()).unwrap(),
-            Encoding::V41Flash,
-        )
-    };
+fn tools_of_v41_are_told_in_its_tags() {
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
-    let error = body(json!([tool])).unwrap_err();
-    assert!(
-        error.body().to_string().contains("DeepSeek-V4.1"),
-        "{:?}",
-        error.body()
-    );
-    assert!(body(json!([])).is_ok());
+    let messages = json!([{"role": "user", "content": "u"}]);
+    let body = json!({"messages": messages, "tools": [tool], "tool_choice": "required"});
+    let body = parse(body.to_string().as_bytes()).unwrap();
+    let request = chat(body, Encoding::V41Flash).unwrap();
+    let prompt = Encoding::V41Flash.render(&request.conversation).prompt;
+    assert!(prompt.contains("<｜DSML｜ invoke name="), "{prompt}");
+    assert!(prompt.ends_with("\n\n<｜DSML｜ calls>\n"), "{prompt}");
 }

@@ -11,7 +11,7 @@ use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
 use serde_json::Value;
 
-use crate::conversation::MARK;
+use crate::conversation::{Encoding, MARK};
 use crate::serve::call_grammar::{self, Check};
 use crate::serve::engine::Loaded;
 use crate::serve::schema::{document, multiples};
@@ -46,6 +46,8 @@ pub struct CallRules {
     pub tools: Vec<ToolDefinition>,
     /// Whether there may be one call only.
     pub one_call: bool,
+    /// Whose tags they have.
+    pub encoding: Encoding,
 }
 
 /// What cannot be followed, and why.

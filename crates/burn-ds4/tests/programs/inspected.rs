@@ -73,7 +73,7 @@ fn what_layers_of_v41_share_is_told() {
         "6 (1 window, 5 sharing the rows of 2 and the picks of 3), DSpark with 3 layers",
         "4 blocks of 4 rows, by layer 3",
         "tables of [384, 552] rows before layers [1, 4]",
-        "in FP8 with scales of 32x32, expanded",
+        "in FP8 with scales of 32x32\n",
         "FP4 experts, DSpark drafter (V4.1), images",
     ] {
         assert!(inspected.stdout.contains(told), "{told}: {inspected:?}");

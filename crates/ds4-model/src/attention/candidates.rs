@@ -1,6 +1,6 @@
 //! The candidates of indexers that pick in two levels.
 
-use burn::tensor::{Bool, Tensor};
+use burn::tensor::{Bool, IndexingUpdateOp, Int, Tensor};
 use burn_ds4_ops::attention::MASKED;
 use burn_ds4_ops::topk;
 
@@ -93,11 +93,14 @@ impl CandidateParams {
         let best = scores.reshape([queries, blocks, size]).max_dim(2);
         let best: Tensor<2> = best.squeeze_dim(2);
         let newest = (step.positions() + 1) / ratio as i64 - 1;
-        let newest = newest.reshape([queries, 1]) / size as i64;
-        let numbers = Tensor::arange(0..blocks as i64, &best.device()).unsqueeze::<2>();
-        let forced = numbers
-            .expand([queries, blocks])
-            .equal(newest.expand([queries, blocks]));
+        // Without the numbers of all blocks, whose upload could not be recorded. Where no row is
+        // visible, -1 has a column of its own.
+        let newest = newest.reshape([queries, 1]) / size as i64 + 1;
+        let one = newest.ones_like();
+        let like = (&best.device(), newest.dtype());
+        let forced = Tensor::<2, Int>::zeros([queries, 1 + blocks], like);
+        let forced = forced.scatter(1, newest, one, IndexingUpdateOp::Add);
+        let forced = forced.narrow(1, 1, blocks).greater_elem(0);
         let best = best.mask_fill(forced, f32::MAX);
         let seen = best.clone().greater_elem(MASKED / 2.0);
         let kept = topk::top_k_mask(best, self.blocks).expect("numbers of blocks were validated");

@@ -170,8 +170,17 @@ impl Step {
 
     /// The position of each query: `[batch, count]`.
     pub(crate) fn positions(&self) -> Tensor<2, Int> {
-        let range = Tensor::<1, Int>::arange(0..self.count() as i64, &self.start.device());
-        self.start.clone().unsqueeze_dim::<2>(1) + range.unsqueeze()
+        let start = self.start.clone().unsqueeze_dim::<2>(1);
+        if self.count() == 1 {
+            return start;
+        }
+        let range = || Tensor::<1, Int>::arange(0..self.count() as i64, &self.start.device());
+        let range = match self.prefill {
+            Some(_) => range(),
+            // An upload cannot be recorded.
+            None => Tensor::ones([self.count()], &self.start.device()).cumsum(0) - 1,
+        };
+        start + range.unsqueeze()
     }
 
     pub(super) fn id(&self) -> u64 {

@@ -27,7 +27,8 @@ pub enum Form {
     /// Names and formats of the released checkpoints. NVFP4 becomes FP4 where its scales fold, and
     /// F32 where they do not.
     Released,
-    /// Released names and no packed weight: BF16 where that is exact, else F32.
+    /// Released names and no packed weight: BF16 where that is exact, else F32. Tables of engrams
+    /// stay as they are.
     Dense,
     /// The names of Hugging Face `transformers`, with all experts of a layer in one tensor, and the
     /// formats of [`Released`](Self::Released). What drafts keeps its names.
@@ -164,8 +165,9 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`CheckpointError::TargetExists`] where the directory has other files,
-    /// [`CheckpointError::NotConverted`] for one of V4.1, [`CheckpointError::Write`], and those of
-    /// [`open`](Self::open). Tensors that are missing or damaged are found by who loads the result.
+    /// [`CheckpointError::NotConverted`] for one of V4.1 to the names of `transformers`,
+    /// [`CheckpointError::Write`], and those of [`open`](Self::open). Tensors that are missing or
+    /// damaged are found by who loads the result.
     pub fn convert(
         &self,
         form: Form,
@@ -173,7 +175,7 @@ impl Checkpoint {
         shard_bytes: usize,
         mut progress: impl LoadProgress,
     ) -> Result<Self, CheckpointError> {
-        if self.config.has_v41_parts() {
+        if self.config.has_v41_parts() && form == Form::Transformers {
             let dir = self.dir.clone();
             return Err(CheckpointError::NotConverted { dir });
         }
@@ -312,10 +314,17 @@ fn config(form: Form, packed: &BTreeMap<&str, PackedLinear<'_>>, text: &[u8]) ->
     let Ok(mut config) = serde_json::from_slice::<Map<String, Value>>(text) else {
         return text.to_vec();
     };
-    config.remove("quantization_config");
+    let formats = config.remove("quantization_config");
     config.remove("expert_dtype");
     let is_packed = |linear: &PackedLinear<'_>| linear.2 != WeightFormat::F32;
-    if form != Form::Dense && packed.values().any(is_packed) {
+    let is_packed = form != Form::Dense && packed.values().any(is_packed);
+    let blocks = formats
+        .as_ref()
+        .map(|formats| &formats["weight_block_size"]);
+    if is_packed && blocks == Some(&json!([32, 32])) {
+        // What V4.1 says there holds of what is written.
+        config.extend(formats.map(|formats| ("quantization_config".to_owned(), formats)));
+    } else if is_packed {
         let formats = json!({
             "quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0",
             "activation_scheme": "dynamic", "weight_block_size": [128, 128],

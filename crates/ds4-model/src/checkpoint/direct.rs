@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::codec;
 use super::directory::{Checkpoint, CheckpointTensor};
 use super::error::InvalidReason;
-use super::format::{FP4_BLOCK, FP8_BLOCK, StoredLinear, WeightFormat};
+use super::format::{FP4_BLOCK, StoredLinear, WeightFormat};
 use super::stored::{Stored, parameter};
 use crate::linear::StackValues;
 
@@ -60,16 +60,15 @@ impl<'a> Stored<'_, 'a> {
         };
         let of_source = matrices * parts / sources.len();
         inp.is_multiple_of(8)
-            && match first.format {
-                WeightFormat::Fp4 => (out * inp.div_ceil(FP4_BLOCK)).is_multiple_of(4),
-                WeightFormat::Fp8ScaledE8m0
-                | WeightFormat::Fp8ScaledF32
-                | WeightFormat::Fp8ScaledBf16 => of_source == 1 || out.is_multiple_of(FP8_BLOCK),
-                WeightFormat::Fp4ScaledF32
-                | WeightFormat::Nvfp4
-                | WeightFormat::Fp8Rows
-                | WeightFormat::Fp8Blocks32 => false,
-                _ => self.takes_floats(first, self.options.dtype),
+            && match (first.format, first.format.fp8_block()) {
+                (WeightFormat::Fp4, _) => (out * inp.div_ceil(FP4_BLOCK)).is_multiple_of(4),
+                (format, Some(block)) => {
+                    first.held(inp) == format && (of_source == 1 || out.is_multiple_of(block))
+                }
+                (WeightFormat::Bf16 | WeightFormat::F16 | WeightFormat::F32, _) => {
+                    self.takes_floats(first, self.options.dtype)
+                }
+                _ => false,
             }
     }
 

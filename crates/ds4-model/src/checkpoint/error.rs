@@ -25,9 +25,9 @@ pub enum CheckpointError {
     /// There are no ids for the engrams; the message names the file.
     #[error(transparent)]
     EngramIds(#[from] EngramIdsError),
-    /// A checkpoint of V4.1 was to be written in another form, which nothing does yet.
+    /// A checkpoint of V4.1 was to be written with the names of `transformers`.
     #[error(
-        "{}: checkpoints with layers that share rows cannot be converted",
+        "{}: checkpoints of V4.1 are not written with the names of transformers",
         place(dir)
     )]
     NotConverted {

@@ -3,6 +3,7 @@
 use std::array;
 use std::borrow::Cow;
 
+use burn_ds4_ops::quant::FP8_BLOCKS;
 pub(super) use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK};
 use rayon::prelude::*;
 use safetensors::Dtype;
@@ -31,7 +32,7 @@ pub(super) enum WeightFormat {
     Fp8ScaledBf16,
     /// With scales of rows, of parts of them, or one of all.
     Fp8Rows,
-    /// With scales of 32x32 blocks.
+    /// With scales of 32x32 blocks, which kernels read where they are E8M0.
     Fp8Blocks32,
     Fp4,
     Fp4ScaledF32,
@@ -69,6 +70,15 @@ impl WeightFormat {
             Self::Fp4 => "FP4",
             Self::Fp4ScaledF32 => "FP4 with F32 or BF16 scales",
             Self::Nvfp4 => "NVFP4",
+        }
+    }
+
+    /// Rows and columns that share a scale on a device, `None` where it has no FP8.
+    pub(super) fn fp8_block(self) -> Option<usize> {
+        match self {
+            Self::Fp8ScaledE8m0 | Self::Fp8ScaledF32 | Self::Fp8ScaledBf16 => Some(FP8_BLOCK),
+            Self::Fp8Blocks32 => Some(FP8_BLOCKS[1]),
+            _ => None,
         }
     }
 
@@ -132,7 +142,10 @@ impl<'a> StoredLinear<'a> {
                 Some(_) => WeightFormat::Fp4,
                 None => WeightFormat::F32,
             },
-            WeightFormat::Fp8Rows | WeightFormat::Fp8Blocks32 => WeightFormat::F32,
+            WeightFormat::Fp8Rows => WeightFormat::F32,
+            WeightFormat::Fp8Blocks32 if !self.scale.is_some_and(|of| E8M0.contains(&of.dtype)) => {
+                WeightFormat::F32
+            }
             format => format,
         }
     }
@@ -143,7 +156,11 @@ impl<'a> StoredLinear<'a> {
         let scales = self.scale.map_or(&[][..], |scale| scale.bytes);
         match held {
             WeightFormat::Fp4 => Dtype::BF16,
-            WeightFormat::Fp8ScaledE8m0 if scales.iter().all(|code| *code >= 8) => Dtype::BF16,
+            WeightFormat::Fp8ScaledE8m0 | WeightFormat::Fp8Blocks32
+                if scales.iter().all(|code| *code >= 8) =>
+            {
+                Dtype::BF16
+            }
             _ => Dtype::F32,
         }
     }

@@ -6,20 +6,21 @@ use rayon::prelude::*;
 
 use super::codec;
 use super::format::{FP4_BLOCK, FP8_BLOCK, SCALE_ONE, StoredLinear, WeightFormat};
+use burn_ds4_ops::quant::FP8_BLOCKS;
 
 /// The weight of a linear layer, `[out, in]` row-major, in the format of its file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HostLinear {
     /// BF16, F16 or F32 elements, `[out, in]`, finite.
     Dense(TensorData),
-    /// E4M3 codes with a scale per 128x128 block.
+    /// E4M3 codes with a scale per block of 128x128, or of 32x32: as many as there are say which.
     Fp8 {
         /// `[out, in]`.
         shape: [usize; 2],
         /// `[out, ceil(in / 4)]`: byte `j` of a word, the lowest first, is column `4 * word + j`.
         /// Padding is zero.
         words: Vec<u32>,
-        /// `[ceil(out / 128), ceil(in / 128)]`, finite.
+        /// `[ceil(out / block), ceil(in / block)]`, finite.
         scales: Vec<f32>,
     },
     /// E2M1 codes with an E8M0 scale per 32 inputs.
@@ -62,27 +63,30 @@ impl HostLinear {
                 let (bytes, _, dtype) = data.into_parts();
                 HostExperts::Dense(TensorData::from_bytes(bytes, shape, dtype))
             }
-            Self::Fp8 { .. } if !blocks_alike(groups, rank) => return Err(self),
-            Self::Fp8 { words, scales, .. } if rank.is_multiple_of(FP8_BLOCK) || groups == 1 => {
+            Self::Fp8 { words, scales, .. } => {
+                let block = block_of([1, out, inp], scales.len());
+                if !blocks_alike(groups, rank, block) {
+                    return Err(Self::Fp8 {
+                        shape: [out, inp],
+                        words,
+                        scales,
+                    });
+                }
+                let scales = match rank.is_multiple_of(block) || groups == 1 {
+                    true => scales,
+                    // Groups with a common block row get a copy of it each.
+                    false => {
+                        let row_blocks = inp.div_ceil(block);
+                        let rows = (0..groups).map(|group| group * rank / block * row_blocks);
+                        let rows = rows.flat_map(|first| &scales[first..first + row_blocks]);
+                        rows.copied().collect()
+                    }
+                };
                 HostExperts::Fp8 {
                     shape,
                     parts: 1,
                     words,
                     scales,
-                }
-            }
-            Self::Fp8 { words, scales, .. } => {
-                // Groups with a common block row get a copy of it each.
-                let row_blocks = inp.div_ceil(FP8_BLOCK);
-                let scales = (0..groups).flat_map(|group| {
-                    let block = group * rank / FP8_BLOCK;
-                    &scales[block * row_blocks..(block + 1) * row_blocks]
-                });
-                HostExperts::Fp8 {
-                    shape,
-                    parts: 1,
-                    words,
-                    scales: scales.copied().collect(),
                 }
             }
             Self::Fp4 { words, scales, .. } => HostExperts::Fp4 {
@@ -96,8 +100,16 @@ impl HostLinear {
 
 /// Whether the blocks of FP8 scales are alike in equal groups of rows: no block has rows of one
 /// group and some of another's as well.
-pub(super) fn blocks_alike(groups: usize, rank: usize) -> bool {
-    groups == 1 || rank.is_multiple_of(FP8_BLOCK) || FP8_BLOCK.is_multiple_of(rank)
+pub(super) fn blocks_alike(groups: usize, rank: usize, block: usize) -> bool {
+    groups == 1 || rank.is_multiple_of(block) || block.is_multiple_of(rank)
+}
+
+/// Rows and columns that share a scale, where linears `[linears, out, in]` have so many. Where any
+/// block would do, each has one.
+pub(super) fn block_of([linears, out, inp]: [usize; 3], scales: usize) -> usize {
+    let of = |block: &usize| linears * out.div_ceil(*block) * inp.div_ceil(*block);
+    let found = FP8_BLOCKS.into_iter().find(|block| of(block) == scales);
+    found.unwrap_or(FP8_BLOCK)
 }
 
 /// The weights of all experts of a layer, or of several groups of channels, stacked
@@ -109,7 +121,7 @@ pub(super) fn blocks_alike(groups: usize, rank: usize) -> bool {
 pub enum HostExperts {
     /// BF16, F16 or F32 elements, `[experts, out, in]`, finite.
     Dense(TensorData),
-    /// E4M3 codes with a scale per 128x128 block of each part.
+    /// E4M3 codes with a scale per block of 128x128, or of 32x32, of each part.
     Fp8 {
         /// `[experts, out, in]`.
         shape: [usize; 3],
@@ -117,7 +129,7 @@ pub enum HostExperts {
         parts: usize,
         /// `[experts, out, ceil(in / 4)]`, packed as in [`HostLinear::Fp8`].
         words: Vec<u32>,
-        /// `[experts, parts, ceil(out / parts / 128), ceil(in / 128)]`, finite.
+        /// `[experts, parts, ceil(out / parts / block), ceil(in / block)]`, finite.
         scales: Vec<f32>,
     },
     /// E2M1 codes with an E8M0 scale per 32 inputs.
@@ -221,20 +233,16 @@ impl LinearStack {
     ) -> Option<Self> {
         // A product that saturates is more than there is.
         let total = |row: usize| linears.saturating_mul(out).saturating_mul(row);
+        if let Some(block) = format.fp8_block() {
+            let blocks = out.div_ceil(block).saturating_mul(inp.div_ceil(block));
+            return Some(Self::Fp8 {
+                words: codec::zeros(total(inp.div_ceil(4)))?,
+                scales: codec::reserved(linears.saturating_mul(blocks)).ok()?,
+            });
+        }
         Some(match format {
             WeightFormat::Bf16 => Self::Bf16(codec::filled(total(inp), bf16::ZERO)?),
             WeightFormat::F16 => Self::F16(codec::filled(total(inp), f16::ZERO)?),
-            WeightFormat::Fp8ScaledE8m0
-            | WeightFormat::Fp8ScaledF32
-            | WeightFormat::Fp8ScaledBf16 => {
-                let blocks = out
-                    .div_ceil(FP8_BLOCK)
-                    .saturating_mul(inp.div_ceil(FP8_BLOCK));
-                Self::Fp8 {
-                    words: codec::zeros(total(inp.div_ceil(4)))?,
-                    scales: codec::reserved(linears.saturating_mul(blocks)).ok()?,
-                }
-            }
             WeightFormat::Fp4 => Self::Fp4 {
                 words: codec::zeros(total(inp.div_ceil(8)))?,
                 scales: codec::reserved(total(inp.div_ceil(FP4_BLOCK))).ok()?,

@@ -11,8 +11,8 @@ use burn_ds4_ops::quant::{Activations, Fp4Layout};
 use burn_ds4_ops::upload::repack_fp4_words;
 use safetensors::Dtype;
 
-use super::format::{FP4_BLOCK, FP8_BLOCK, StoredLinear, WeightFormat};
-use super::host::{HostExperts, blocks_alike, dims};
+use super::format::{FP4_BLOCK, StoredLinear, WeightFormat};
+use super::host::{HostExperts, block_of, blocks_alike, dims};
 use super::loader::{Branch, Loader};
 use super::options::LoadOptions;
 use crate::block::Block;
@@ -189,10 +189,8 @@ impl WeightSource for Stored<'_, '_> {
                 self.stack_values(host)
             }
         };
-        let is_block = |source: &StoredLinear<'_>| source.format == WeightFormat::Fp8Blocks32;
         let activations = match values {
-            // Those of V4.1 are as good as packed: no kernel reads their blocks yet.
-            StackValues::Dense(_) if !sources.iter().all(is_block) => Activations::Exact,
+            StackValues::Dense(_) => Activations::Exact,
             _ => self
                 .loader
                 .checkpoint()
@@ -250,18 +248,16 @@ impl Stored<'_, '_> {
     fn count_stack(&mut self, (prefix, first): (&str, &str), shape: [usize; 4], rows: usize) {
         let (expand, dtype) = (self.options.expand, self.options.dtype.into());
         let [matrices, _, out, inp] = shape;
-        let decoded = rows != out && !blocks_alike(matrices, out);
         let checkpoint = self.loader.checkpoint();
         let stored = Loader::quiet(checkpoint).locate(first, rows, inp);
         let held = stored.filter(|_| !expand);
         let held = held.map(|stored| checkpoint.held(first, &stored));
-        self.bytes.under(prefix, |bytes| match held {
-            None | Some(WeightFormat::Bf16 | WeightFormat::F16 | WeightFormat::F32) => {
-                bytes.tensor(&shape, dtype);
-            }
-            Some(WeightFormat::Fp4) => bytes.fp4(shape),
-            Some(_) if decoded => bytes.tensor(&shape, dtype),
-            Some(_) => bytes.fp8(shape),
+        let block = held.and_then(WeightFormat::fp8_block);
+        let block = block.filter(|block| rows == out || blocks_alike(matrices, out, *block));
+        self.bytes.under(prefix, |bytes| match (held, block) {
+            (Some(WeightFormat::Fp4), _) => bytes.fp4(shape),
+            (_, Some(block)) => bytes.fp8(shape, block),
+            _ => bytes.tensor(&shape, dtype),
         });
     }
 
@@ -345,8 +341,9 @@ impl Stored<'_, '_> {
         words: Tensor<1, Int>,
         scales: Vec<f32>,
     ) -> Fp8Weight {
-        let blocks = parts * out.div_ceil(FP8_BLOCK);
-        let scales = TensorData::new(scales, [matrices, blocks, inp.div_ceil(FP8_BLOCK)]);
+        let block = block_of([matrices * parts, out, inp], scales.len());
+        let blocks = parts * out.div_ceil(block);
+        let scales = TensorData::new(scales, [matrices, blocks, inp.div_ceil(block)]);
         Fp8Weight {
             words: int_parameter(words.reshape([matrices, parts * out, inp.div_ceil(4)])),
             scales: parameter(self.float_tensor(scales, FloatDType::F32)),

@@ -26,25 +26,27 @@ impl ModelConfig {
         layers.any(|kind| matches!(kind, AttentionKind::Shared(_)))
     }
 
-    /// Whether all layers have to be on one device: they hand on to each other what nothing passes
-    /// on between devices yet.
-    pub fn needs_one_device(&self) -> bool {
+    /// Whether each layer is on one device as a whole: devices do not have parts of those of V4.1
+    /// yet.
+    pub fn keeps_layers_whole(&self) -> bool {
         let taps_inputs = self.dspark.as_ref().is_some_and(|own| own.taps_inputs);
         self.late_pre_mix || self.shares_rows() || self.engram.is_some() || taps_inputs
     }
 
-    /// Whether a part is as in DeepSeek-V4.1, and in no V4.
-    pub fn has_v41_parts(&self) -> bool {
-        self.needs_one_device()
-            || !self.query_norm
-            || self.cache_format == CacheFormat::Whole
-            || self.expands_fp8()
+    /// Whether a device can begin with this layer: it and those after it share no rows and no picks
+    /// with layers before it.
+    pub fn may_begin(&self, layer: usize) -> bool {
+        let own = |later| self.shared(later);
+        let mut shared = (layer..self.layers.len()).filter_map(own);
+        shared.all(|own| own.rows_of >= layer && own.picks_of >= layer)
     }
 
-    /// Whether FP8 weights are expanded to the dtype of the activations: no kernel reads their
-    /// blocks of 32x32 yet.
-    pub(crate) fn expands_fp8(&self) -> bool {
-        self.weight_block == 32
+    /// Whether a part is as in DeepSeek-V4.1, and in no V4.
+    pub fn has_v41_parts(&self) -> bool {
+        self.keeps_layers_whole()
+            || !self.query_norm
+            || self.cache_format == CacheFormat::Whole
+            || self.weight_block == 32
     }
 
     /// What packed products do to their inputs, in the blocks of the model.

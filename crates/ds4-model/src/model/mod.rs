@@ -13,6 +13,6 @@ mod source;
 mod trunk;
 
 pub use modules::Model;
-pub(crate) use passing::Passing;
+pub(crate) use passing::{Passing, passed_columns};
 pub(crate) use source::ModelSource;
 pub(crate) use trunk::{Ranks, Runs};

@@ -75,8 +75,8 @@ impl Model {
         if self.parallel.is_some() {
             return Err(PlacementError::Divided);
         }
-        let devices = placement.runs().len().max(placement.ranks().len());
-        check_shared(&self.config, devices)?;
+        let begins = placement.runs().iter().map(|run| run.layers.start);
+        check_shared(&self.config, begins, placement.ranks().is_empty())?;
         let ranks = placement.ranks().to_vec();
         if !ranks.is_empty() {
             parallel::check(&self.config, ranks.len())?;

@@ -105,7 +105,7 @@ impl ModelConfig {
             bytes: WeightBytes::default(),
             dtype,
             stored: stored_dtype(&devices[0]),
-            expands_fp8: self.expands_fp8(),
+            weight_block: self.weight_block,
             device: &devices[0],
         };
         // There is no model of no weights.

@@ -14,8 +14,8 @@ pub(super) struct PackedSizes<'d> {
     pub(super) dtype: FloatDType,
     /// Dtype of dense matrices.
     pub(super) stored: FloatDType,
-    /// Whether FP8 is expanded to the dtype of the activations.
-    pub(super) expands_fp8: bool,
+    /// Rows and columns that share a scale of FP8.
+    pub(super) weight_block: usize,
     pub(super) device: &'d Device,
 }
 
@@ -70,21 +70,17 @@ impl WeightSource for PackedSizes<'_> {
         parts: &[&str],
         [out, inp]: [usize; 2],
     ) -> Option<WeightStack> {
-        let (dtype, expands_fp8) = (self.dtype.into(), self.expands_fp8);
+        let block = self.weight_block;
         self.bytes.under(prefix, |bytes| match experts {
-            None if expands_fp8 => bytes.tensor(&[parts.len(), out, inp], dtype),
-            None => bytes.fp8([1, parts.len(), out, inp]),
+            None => bytes.fp8([1, parts.len(), out, inp], block),
             Some(experts) => bytes.fp4([experts, parts.len(), out, inp]),
         });
         None
     }
 
     fn groups(&mut self, prefix: &str, [groups, rank, width]: [usize; 3]) -> Option<WeightStack> {
-        let (dtype, expands_fp8) = (self.dtype.into(), self.expands_fp8);
-        let count = |bytes: &mut WeightBytes| match expands_fp8 {
-            true => bytes.tensor(&[groups, rank, width], dtype),
-            false => bytes.fp8([groups, 1, rank, width]),
-        };
+        let block = self.weight_block;
+        let count = |bytes: &mut WeightBytes| bytes.fp8([groups, 1, rank, width], block);
         self.bytes.under(prefix, count);
         None
     }

@@ -56,7 +56,7 @@ impl Trunk for Runs<'_> {
             let (given, token_ids) = match passing {
                 None => (None, transfer(token_ids.clone(), &run.device)),
                 Some(passing) => {
-                    let rows = transfer(passing.rows(), &run.device);
+                    let rows = transfer(passing.rows(&model.config), &run.device);
                     // The host must not wait: it has to launch the sender's next chunk meanwhile.
                     // SAFETY: all that the device still has to do is to receive the rows.
                     let token_ids = unsafe { transfer_in_turn(token_ids.clone(), &run.device) };
@@ -85,7 +85,8 @@ impl Runs<'_> {
         let model = self.0;
         let positions = token_ids.dims();
         let token_ids = model.in_vocabulary(token_ids);
-        model.look_up_engrams(&token_ids, step, cache);
+        let layers = model.placement.runs()[part].layers.clone();
+        model.look_up_engrams(&token_ids, step, cache, &layers);
         let at_input = model
             .config
             .dspark
@@ -93,7 +94,7 @@ impl Runs<'_> {
             .is_some_and(|dspark| dspark.taps_inputs);
         let mut passing =
             given.unwrap_or_else(|| model.embedded(model.embedding.val(), token_ids.clone()));
-        for index in model.placement.runs()[part].layers.clone() {
+        for index in layers {
             let (layer, cache) = (&model.layers[index], &mut cache.layers_mut()[index]);
             let trace = trace.scope(&format!("layer{index}"));
             passing.streams = layer.enter(passing.streams, step, &trace);
@@ -255,8 +256,7 @@ impl Model {
 
     /// What the device before has passed on as [rows](Passing::rows).
     pub(crate) fn passed(&self, rows: Tensor<2>, positions: [usize; 2]) -> Passing {
-        let [_, d_model] = self.embedding.dims();
-        Passing::of_rows(rows, self.config.hc_mult, d_model, positions)
+        Passing::of_rows(rows, &self.config, positions)
     }
 
     pub(super) fn in_vocabulary(&self, token_ids: Tensor<2, Int>) -> Tensor<2, Int> {

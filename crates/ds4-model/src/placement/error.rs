@@ -63,12 +63,14 @@ pub enum PlacementError {
         /// Layers of the model.
         layers: usize,
     },
-    /// Layers share rows, hand on weights, have engrams or are tapped at their inputs, which
-    /// nothing passes on between devices yet.
-    #[error("{devices} devices: layers of V4.1 (kv_source_layer_ids, engrams) stay on one")]
+    /// Layers that share rows or picks would be on several devices, or parts of layers of V4.1.
+    #[error(
+        "layers of V4.1 that share rows (kv_source_layer_ids) stay on one device, and whole: \
+         devices can begin with the layers {begins:?}"
+    )]
     SharedRows {
-        /// Number of devices.
-        devices: usize,
+        /// The layers that devices can begin with.
+        begins: Vec<usize>,
     },
     /// Devices cannot have equal parts of every layer.
     #[error(

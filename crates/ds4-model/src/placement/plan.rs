@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::bytes::{ModelBytes, PartBytes};
 use super::error::PlacementError;
 use super::runs::runs_of;
-use super::share::{Parallel, check, check_shared};
+use super::share::{Parallel, check, check_shared, shared_rows};
 use crate::config::ModelConfig;
 
 /// How many layers each of some devices has, and the bytes that they take.
@@ -32,7 +32,8 @@ impl Plan {
         parallel: Parallel,
         split: Option<&[usize]>,
     ) -> Result<Self, PlacementError> {
-        check_shared(config, names.len())?;
+        let is_whole = parallel != Parallel::Tensor || names.len() == 1;
+        check_shared(config, std::iter::empty(), is_whole)?;
         match (parallel, split) {
             (Parallel::Tensor, Some(split)) => Err(PlacementError::SplitTensor {
                 split: split.to_vec(),
@@ -41,8 +42,15 @@ impl Plan {
                 check(config, names.len())?;
                 Self::tensor(model, names)
             }
-            (Parallel::Layers | Parallel::Auto, Some(split)) => Self::split(model, names, split),
-            (Parallel::Layers | Parallel::Auto, None) => Self::balanced(model, names),
+            (Parallel::Layers | Parallel::Auto, Some(split)) => {
+                let plan = Self::split(model, names, split)?;
+                check_shared(config, plan.runs.iter().map(|run| run.start), true)?;
+                Ok(plan)
+            }
+            (Parallel::Layers | Parallel::Auto, None) => {
+                let plan = Self::balanced_at(model, names, |layer| config.may_begin(layer))?;
+                plan.ok_or_else(|| shared_rows(config))
+            }
         }
     }
 
@@ -67,10 +75,24 @@ impl Plan {
     /// # Ok::<(), ds4_model::placement::PlacementError>(())
     /// ```
     pub fn balanced(model: &ModelBytes, names: &[String]) -> Result<Self, PlacementError> {
+        let plan = Self::balanced_at(model, names, |_| true)?;
+        Ok(plan.expect("there is a layer for each device"))
+    }
+
+    /// [`balanced`](Self::balanced) where devices may begin with some layers only. `None` where
+    /// there are fewer of those than devices.
+    fn balanced_at(
+        model: &ModelBytes,
+        names: &[String],
+        may_begin: impl Fn(usize) -> bool,
+    ) -> Result<Option<Self>, PlacementError> {
         let (layers, devices) = (model.layers.len(), names.len());
         match devices {
             0 => return Err(PlacementError::NoDevice),
-            1 => return Ok(Self::of_runs(model, std::iter::once(0..layers).collect())),
+            1 => {
+                let whole = Self::of_runs(model, std::iter::once(0..layers).collect());
+                return Ok(Some(whole));
+            }
             _ if devices > layers => {
                 return Err(PlacementError::TooManyDevices {
                     devices,
@@ -88,6 +110,7 @@ impl Plan {
             let reached = device + 1..=layers - left;
             let next = (0..=layers).map(|end| {
                 let starts = (device..end).rev().filter(|_| reached.contains(&end));
+                let starts = starts.filter(|start| may_begin(*start));
                 let ways = starts.filter_map(|start| {
                     let before = best[start].as_ref()?;
                     Some(before.with(model, start..end))
@@ -97,10 +120,8 @@ impl Plan {
             let next = next.collect();
             best = next;
         }
-        let way = best[layers]
-            .take()
-            .expect("there is a layer for each device");
-        Ok(Self::of_runs(model, way.runs))
+        let way = best[layers].take();
+        Ok(way.map(|way| Self::of_runs(model, way.runs)))
     }
 
     /// Gives each device of these names as many layers as `split` has for it.

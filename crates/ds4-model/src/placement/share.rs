@@ -75,12 +75,24 @@ pub fn check(config: &ModelConfig, devices: usize) -> Result<(), PlacementError>
     }
 }
 
-/// Checks that so many devices can have the layers: what they hand on to each other, and what
-/// engrams add, stays on one so far.
-pub(crate) fn check_shared(config: &ModelConfig, devices: usize) -> Result<(), PlacementError> {
-    match devices > 1 && config.needs_one_device() {
-        true => Err(PlacementError::SharedRows { devices }),
-        false => Ok(()),
+/// Checks that devices can begin with these layers, each of which is whole or not.
+pub(crate) fn check_shared(
+    config: &ModelConfig,
+    mut begins: impl Iterator<Item = usize>,
+    is_whole: bool,
+) -> Result<(), PlacementError> {
+    match begins.all(|layer| config.may_begin(layer)) && (is_whole || !config.keeps_layers_whole())
+    {
+        true => Ok(()),
+        false => Err(shared_rows(config)),
+    }
+}
+
+/// The error of layers that share rows.
+pub(super) fn shared_rows(config: &ModelConfig) -> PlacementError {
+    let begins = (0..config.layers.len()).filter(|layer| config.may_begin(*layer));
+    PlacementError::SharedRows {
+        begins: begins.collect(),
     }
 }
 

@@ -238,7 +238,7 @@ fn the_log_names_each_device_with_what_it_has() {
 }
 
 #[test]
-fn what_layers_hand_on_to_each_other_keeps_them_on_one_device() {
+fn layers_of_v41_are_whole_and_those_that_share_rows_on_one_device() {
     let config = crate::config::v41_flash();
     assert!(config.has_v41_parts() && !ModelConfig::new().has_v41_parts());
     let mut dspark = config.dspark.clone().unwrap();
@@ -249,9 +249,18 @@ fn what_layers_hand_on_to_each_other_keeps_them_on_one_device() {
         ("layers", ModelConfig::new().with_layers(config.layers)),
         ("weights", ModelConfig::new().with_late_pre_mix(true)),
     ] {
-        assert!(check_shared(&config, 1).is_ok(), "{part}");
-        let error = check_shared(&config, 2).unwrap_err();
-        assert_eq!(error, PlacementError::SharedRows { devices: 2 }, "{part}");
+        assert!(check_shared(&config, 0..1, true).is_ok(), "{part}");
+        assert!(check_shared(&config, 0..1, false).is_err(), "{part}");
     }
-    assert!(check_shared(&ModelConfig::new(), 2).is_ok());
+    assert!(check_shared(&ModelConfig::new(), 0..9, false).is_ok());
+    let config = crate::config::v41_flash();
+    let begins = vec![0, 1, 2, 8, 14, 20];
+    for layer in 0..config.layers.len() {
+        let checked = check_shared(&config, layer..layer + 1, true);
+        let begins = begins.clone();
+        match begins.contains(&layer) {
+            true => assert_eq!(checked, Ok(())),
+            false => assert_eq!(checked, Err(PlacementError::SharedRows { begins })),
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! How many bytes weights take on devices.
 
 use burn::tensor::DType;
-use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK};
+use burn_ds4_ops::quant::FP4_BLOCK;
 
 use super::bytes::{ModelBytes, Place};
 use super::share::is_divided;
@@ -47,9 +47,10 @@ impl WeightBytes {
         self.model.add(self.place, bytes);
     }
 
-    /// Counts FP8 matrices of `parts` linears each.
-    pub(crate) fn fp8(&mut self, [matrices, parts, out, inp]: [usize; 4]) {
-        let blocks = [out.div_ceil(FP8_BLOCK), inp.div_ceil(FP8_BLOCK)];
+    /// Counts FP8 matrices of `parts` linears each, with scales of blocks of so many rows and
+    /// columns.
+    pub(crate) fn fp8(&mut self, [matrices, parts, out, inp]: [usize; 4], block: usize) {
+        let blocks = [out.div_ceil(block), inp.div_ceil(block)];
         self.tensor(&[matrices, parts, out, inp.div_ceil(4)], DType::U32);
         self.tensor(&[matrices, parts, blocks[0], blocks[1]], DType::F32);
     }

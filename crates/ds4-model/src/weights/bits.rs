@@ -2,7 +2,7 @@
 
 use burn::module::Param;
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
-use burn_ds4_ops::quant::{Activations, FP4_BLOCK, FP8_BLOCK, Fp4Layout};
+use burn_ds4_ops::quant::{Activations, FP4_BLOCK, Fp4Layout};
 
 use super::stack::{Fp4Weight, Fp8Weight, int_parameter};
 
@@ -12,16 +12,24 @@ pub(super) struct RandomBits<'d> {
     device: &'d Device,
     dtype: FloatDType,
     activations: Activations,
+    /// Rows and columns that share a scale of FP8.
+    block: usize,
     words: Option<Tensor<1, Int>>,
     copies: u32,
 }
 
 impl<'d> RandomBits<'d> {
-    pub(super) fn new(dtype: FloatDType, activations: Activations, device: &'d Device) -> Self {
+    pub(super) fn new(
+        dtype: FloatDType,
+        activations: Activations,
+        device: &'d Device,
+        block: usize,
+    ) -> Self {
         Self {
             device,
             dtype,
             activations,
+            block,
             words: None,
             copies: 0,
         }
@@ -53,11 +61,11 @@ impl<'d> RandomBits<'d> {
     /// Random codes without NaN, and scales that keep the size of what the weights multiply: powers
     /// of two, as in the released files.
     pub(super) fn fp8(&mut self, [count, rows, columns]: [usize; 3], parts: usize) -> Fp8Weight {
-        let blocks = parts * (rows / parts).div_ceil(FP8_BLOCK);
+        let blocks = parts * (rows / parts).div_ceil(self.block);
         let lowest = (0.75 * deviation(columns) / 32.0).log2().round().exp2();
         let words = self.bits([count, rows, columns.div_ceil(4)]);
         let doubled = self
-            .bits([count, blocks, columns.div_ceil(FP8_BLOCK)])
+            .bits([count, blocks, columns.div_ceil(self.block)])
             .bitwise_and_scalar(1_u32);
         let scales = doubled.add_scalar(1_u32).float().cast(DType::F32);
         Fp8Weight {

@@ -22,8 +22,6 @@ pub(crate) fn dense<T>(device: &Device, build: impl FnOnce(&mut Random) -> Optio
 /// Random weights.
 pub(crate) struct Random<'d> {
     device: &'d Device,
-    /// Whether FP8 is expanded to the dtype of the activations.
-    expands_fp8: bool,
     /// Makes them packed as the released ones.
     packed: Option<RandomBits<'d>>,
 }
@@ -32,7 +30,6 @@ impl<'d> Random<'d> {
     pub(crate) fn dense(device: &'d Device) -> Self {
         Self {
             device,
-            expands_fp8: false,
             packed: None,
         }
     }
@@ -47,8 +44,12 @@ impl<'d> Random<'d> {
         let activations = config.in_blocks(activations);
         Self {
             device,
-            expands_fp8: config.expands_fp8(),
-            packed: Some(RandomBits::new(dtype, activations, device)),
+            packed: Some(RandomBits::new(
+                dtype,
+                activations,
+                device,
+                config.weight_block,
+            )),
         }
     }
 
@@ -131,11 +132,6 @@ impl WeightSource for Random<'_> {
             (None, _) => {
                 StackValues::Dense(Param::from_tensor(self.tensor(shape, Initial::Random)))
             }
-            (Some(packed), None) if self.expands_fp8 => {
-                let dtype = packed.dtype();
-                let dense = self.tensor(shape, Initial::Random).cast(dtype);
-                StackValues::Dense(Param::from_tensor(dense))
-            }
             (Some(packed), None) => StackValues::Fp8(packed.fp8(shape, parts.len())),
             (Some(packed), Some(_)) => StackValues::Fp4(packed.fp4(shape)),
         };
@@ -148,11 +144,6 @@ impl WeightSource for Random<'_> {
     fn groups(&mut self, prefix: &str, [groups, rank, width]: [usize; 3]) -> Option<WeightStack> {
         let shape = [groups, rank, width];
         Some(match &mut self.packed {
-            Some(packed) if self.expands_fp8 => {
-                let dtype = packed.dtype();
-                let dense = self.tensor(shape, Initial::Random).cast(dtype);
-                StackValues::Dense(Param::from_tensor(dense)).into()
-            }
             Some(packed) => StackValues::Fp8(packed.fp8(shape, 1)).into(),
             None => self.stack(prefix, Some(groups), &[""], [rank, width])?,
         })

@@ -21,7 +21,7 @@ pub struct WeightStack {
 pub enum StackValues {
     /// A float tensor `[matrices, out, in]`.
     Dense(Param<Tensor<3>>),
-    /// E4M3 codes with one scale per 128x128 block.
+    /// E4M3 codes with one scale per block of 128x128, or of 32x32.
     Fp8(Fp8Weight),
     /// E2M1 codes with one E8M0 scale per 32 columns of a row.
     Fp4(Fp4Weight),
@@ -32,8 +32,8 @@ pub enum StackValues {
 pub struct Fp8Weight {
     /// Four codes a word, along the columns: u32 `[matrices, out, ceil(in / 4)]`.
     pub words: Param<Tensor<3, Int>>,
-    /// Scales of the 128x128 blocks: f32
-    /// `[matrices, parts · ceil(out / parts / 128), ceil(in / 128)]`.
+    /// Scales of blocks of 128x128, or of 32x32: f32
+    /// `[matrices, parts · ceil(out / parts / block), ceil(in / block)]`.
     pub scales: Param<Tensor<3>>,
     /// Number of row groups whose scale blocks start anew (2 for a gate and an up matrix, stacked).
     pub parts: usize,

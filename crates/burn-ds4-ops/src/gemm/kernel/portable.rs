@@ -280,9 +280,10 @@ fn add_products<X: Float, W: Numeric>(
                 (matrices.scales[offset / 4].extract(0usize) >> ((offset % 4) as u32 * 8)) & 255;
             scale = scale_value(code);
         }
-        if comptime!(format == WeightFormat::Fp8) {
+        if comptime!(format.is_fp8()) {
+            let block = comptime!(format.fp8_block());
             scale = f32::reinterpret(
-                matrices.scales[scale_start + (column / 128) as usize].extract(0usize),
+                matrices.scales[scale_start + (column / block) as usize].extract(0usize),
             );
         }
         #[unroll]
@@ -290,7 +291,9 @@ fn add_products<X: Float, W: Numeric>(
             if column + code < stack.columns {
                 let weight = match comptime!(format) {
                     WeightFormat::Fp4(_) => fp4_value(codes >> (code * 4)) * scale,
-                    WeightFormat::Fp8 => fp8_value(codes >> (code * 8)) * scale,
+                    WeightFormat::Fp8 | WeightFormat::Fp8Blocks32 => {
+                        fp8_value(codes >> (code * 8)) * scale
+                    }
                     WeightFormat::Dense => f32::cast_from(word),
                 };
                 #[unroll]

@@ -6,7 +6,9 @@ use cubecl::prelude::*;
 use super::wgmma::{self, RowProducts};
 use super::{Product, StreamBlueprint, has_tiles};
 use crate::caps::Caps;
-use crate::gemm::kernel::{CUBE_X_ROWS, FP8_TILE, InputLayout, LargeMBlueprint, large_m_kernel};
+use crate::gemm::kernel::{
+    CUBE_X_ROWS, FP8_TILE, InputLayout, LargeMBlueprint, WeightFormat, large_m_kernel,
+};
 use crate::gemm::{Matrices, terms};
 use crate::launching::address_type;
 
@@ -114,6 +116,17 @@ impl Schedule {
             Self::Stream(blueprint) => blueprint.pass_pairs() as usize,
             Self::Warpgroups(rows) => rows,
             Self::Fp8 => FP8_TILE as usize,
+        }
+    }
+
+    /// How the blocks of 32 columns of a gated result lie where the product by `down` expects it:
+    /// how many by turns, and neighbouring columns of each.
+    pub fn hidden_turns(self, down: &Matrices) -> [usize; 2] {
+        match (self, down.format) {
+            (Self::Stream(_) | Self::Planes(_), WeightFormat::Fp4(_)) => [4, 8],
+            (Self::Stream(_) | Self::Planes(_), format) if format.is_fp8() => [2, 16],
+            (Self::Warpgroups(_) | Self::Fp8, WeightFormat::Fp4(_)) => [4, 2],
+            _ => [1, 32],
         }
     }
 

@@ -68,12 +68,12 @@ fn operands(dtype: DType, matrices: &Matrices) -> WgmmaOperands {
 pub(super) fn can_multiply(x: &CubeTensor, matrices: &[&Matrices], gated: bool) -> bool {
     let indexed = |vectors: usize| u32::try_from(vectors).is_ok();
     let accepted = |(which, matrices): (usize, &&Matrices)| {
-        // The rows of a warpgroup have the same scales of FP8.
+        // The rows of a warpgroup have the same scales of FP8, which may be of any bits.
         let gates = matrices.rows / (1 + usize::from(gated && which == 0));
         let whole = |rows: usize| rows == matrices.rows || rows.is_multiple_of(FP8_BLOCK);
         let blocks = whole(gates) && whole(matrices.rows / matrices.parts);
         matrices.format != WeightFormat::Dense
-            && (blocks || matrices.format.is_fp4())
+            && (blocks || matrices.format != WeightFormat::Fp8)
             && indexed(matrices.words.shape().num_elements() / 4)
     };
     Caps::of(&x.client).wgmma
@@ -148,9 +148,9 @@ impl<'a> RowProducts<'a> {
         cheapest(MAX_COLUMNS, |columns| {
             let splits = self.splits(columns);
             let decoded = match self.operands.weights {
-                WeightFormat::Fp8 if splits == 1 => DECODED_FP8_COLUMNS,
-                WeightFormat::Fp4(_) | WeightFormat::Fp8 => DECODED_COLUMNS,
                 WeightFormat::Dense => 0,
+                format if format.is_fp8() && splits == 1 => DECODED_FP8_COLUMNS,
+                _ => DECODED_COLUMNS,
             };
             let steps = matrices.columns.div_ceil(COST_COLUMNS);
             let tile = (tile_cost(columns, decoded) * steps) as f64;
@@ -263,8 +263,7 @@ pub(super) fn launch(product: &Product<'_>, columns: usize, result: &CubeTensor)
         by_position: product.permuted,
         scale_words: match matrices.format {
             WeightFormat::Fp4(_) => matrices.columns.is_multiple_of(128),
-            WeightFormat::Fp8 => true,
-            WeightFormat::Dense => false,
+            format => format.is_fp8(),
         },
         vectors: product.gated.is_none()
             && result.dtype == DType::BF16

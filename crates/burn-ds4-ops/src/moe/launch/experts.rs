@@ -8,7 +8,7 @@ use crate::gemm::{FP8_BLOCK, Matrices, terms};
 use crate::launching::output;
 use crate::moe::args::PackedExperts;
 use crate::roundtrip::SmallFloat;
-use crate::roundtrip::launch::round_terms;
+use crate::roundtrip::launch::{Blocks, round_terms};
 
 /// Matrices of experts of one kind.
 pub(super) struct ExpertMatrices {
@@ -47,11 +47,9 @@ impl ExpertMatrices {
         can_multiply(x, self.matrices())
     }
 
-    /// Whether kernels for tensor cores multiply by all of them. These write the columns of each
-    /// [`FP8_BLOCK`] in an order of their own, so that no smaller blocks can be rounded.
+    /// Whether kernels for tensor cores multiply by all of them.
     pub fn have_tiles(&self, x: &CubeTensor) -> bool {
-        let whole = self.rounded.is_none_or(|block| block == FP8_BLOCK);
-        whole && has_tiles(x, self.matrices())
+        has_tiles(x, self.matrices())
     }
 
     /// The first product, with the rows, the pairs and the scores of `product`.
@@ -77,7 +75,7 @@ impl ExpertMatrices {
         let hidden = self.hidden(&product, schedule);
         gated.launch(gated_schedule, &hidden);
         let second = Product {
-            x: &self.finish(hidden, product.pairs),
+            x: &self.finish(hidden, product.pairs, schedule),
             scores: None,
             addend,
             matrices: &self.matrices[1],
@@ -107,13 +105,20 @@ impl ExpertMatrices {
         CubeBackend::float_reshape(zeros, shape.into())
     }
 
-    /// What the first product has written for so many pairs, as the second takes it. Columns of
-    /// each [`FP8_BLOCK`] may have any order.
-    pub fn finish(&self, hidden: CubeTensor, pairs: usize) -> CubeTensor {
+    /// What the first product has written for so many pairs, as a `schedule` of the second one
+    /// takes it: the columns of each [`FP8_BLOCK`] are in an order of its own.
+    pub fn finish(&self, hidden: CubeTensor, pairs: usize, schedule: Schedule) -> CubeTensor {
         let terms = (hidden.meta.shape()[0] / pairs) as u32;
-        match self.rounded {
-            Some(block) => round_terms(hidden, block, SmallFloat::Fp8, terms),
-            None => hidden,
-        }
+        let Some(columns) = self.rounded else {
+            return hidden;
+        };
+        let blocks = match columns {
+            FP8_BLOCK => Blocks::new(columns),
+            _ => Blocks {
+                columns,
+                turns: schedule.hidden_turns(&self.matrices[1]),
+            },
+        };
+        round_terms(hidden, blocks, SmallFloat::Fp8, terms)
     }
 }

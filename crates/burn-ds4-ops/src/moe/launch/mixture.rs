@@ -61,7 +61,7 @@ impl Mixture {
         launch_stream(&problems[0], problems.get(1));
         let sums = output(&self.x, [tokens, self.experts.matrices[1].rows], dtype);
         let down = all.into_iter().map(|(experts, product, _, hidden)| {
-            let x = experts.finish(hidden, product.pairs);
+            let x = experts.finish(hidden, product.pairs, stream);
             (x, &experts.matrices[1])
         });
         let down: Vec<_> = down.collect();

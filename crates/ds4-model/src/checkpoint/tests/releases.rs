@@ -7,6 +7,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor};
 
 use super::super::{Checkpoint, CheckpointError, Form, LoadOptions};
+use super::variants::run;
 use crate::cache::{CacheConfig, CacheLayout, Rollback};
 use crate::config::{AttentionKind, DsparkParams, ModelConfig};
 use crate::linear::WeightStack;
@@ -320,16 +321,39 @@ fn v41_has_the_tensors_of_its_release() {
     let bytes = checkpoint
         .model_bytes(&options, &Device::flex(), 4096)
         .unwrap();
-    let plan = Plan::new(checkpoint.config(), &bytes, &names, Parallel::Layers, None);
-    let error = plan.unwrap_err().to_string();
-    assert!(
-        error.contains("2 devices") && error.contains("kv_source_layer_ids"),
-        "{error}"
-    );
+    let plan = |parallel, split| Plan::new(checkpoint.config(), &bytes, &names, parallel, split);
+    let divided = plan(Parallel::Layers, None).unwrap();
+    assert_eq!(divided.runs, [0..20, 20..40]);
+    for (parallel, split) in [
+        (Parallel::Layers, Some(&[19, 21][..])),
+        (Parallel::Tensor, None),
+    ] {
+        let error = plan(parallel, split).unwrap_err().to_string();
+        assert!(error.contains("kv_source_layer_ids"), "{error}");
+        assert!(error.contains("[0, 1, 2, 8, 14, 20]"), "{error}");
+    }
     let target = tempfile::tempdir().unwrap();
-    let written = checkpoint.convert(Form::Dense, target.path(), 1 << 30, |_, _| {});
+    let written = checkpoint.convert(Form::Transformers, target.path(), 1 << 30, |_, _| {});
     let error = written.unwrap_err().to_string();
-    assert!(error.contains("cannot be converted"), "{error}");
+    assert!(error.contains("names of transformers"), "{error}");
+}
+
+#[test]
+fn a_checkpoint_of_v41_that_was_converted_computes_the_same() {
+    let source = Checkpoint::open(&path("tests/fixtures/v41-goldens")).unwrap();
+    let (_, expected) = run(&source);
+    for form in [Form::Released, Form::Dense] {
+        let target = tempfile::tempdir().unwrap();
+        let written = source.convert(form, target.path(), 200_000, |_, _| {});
+        let written = written.unwrap();
+        assert_eq!(written.config(), source.config());
+        let formats = written.packed_formats();
+        match form {
+            Form::Dense => assert!(formats.is_empty(), "{formats:?}"),
+            _ => assert_eq!(formats, source.packed_formats()),
+        }
+        assert_eq!(run(&written).1, expected, "{form:?}");
+    }
 }
 
 #[test]

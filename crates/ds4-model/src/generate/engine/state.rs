@@ -145,7 +145,7 @@ pub struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    /// Makes an engine without texts. There are no graphs where the model has engrams.
+    /// Makes an engine without texts.
     ///
     /// # Errors
     ///

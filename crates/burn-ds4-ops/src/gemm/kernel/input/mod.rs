@@ -165,7 +165,9 @@ pub(crate) fn vec8_at(slot: u32, #[comptime] format: WeightFormat) -> u32 {
 pub(crate) fn permuted_column(column: u32, #[comptime] format: WeightFormat) -> u32 {
     let inside = match comptime!(format) {
         WeightFormat::Fp4(_) => column % 4 * 2 + column / 4 % 2,
-        WeightFormat::Fp8 => column / 4 % 2 * 4 + column % 2 * 2 + column / 2 % 2,
+        WeightFormat::Fp8 | WeightFormat::Fp8Blocks32 => {
+            column / 4 % 2 * 4 + column % 2 * 2 + column / 2 % 2
+        }
         WeightFormat::Dense => column % 8,
     };
     vec8_slot(column / 8, format) * 8 + inside

@@ -11,7 +11,7 @@ use crate::gemm::kernel::weights::{TwoRows, WeightFormat, WeightReader, rare_bit
 use crate::intrinsics::{ballot, modulo, multiply_tiles};
 
 /// A lane's part of the weights of a K-block: 16 bytes of each row for every K-step, and a scale
-/// (FP8) or the code of a scale (FP4) for each row.
+/// (FP8) or the code of a scale (FP4) for each row; for every K-step where its columns have one.
 #[derive(CubeType)]
 pub(super) struct KBlockWeights {
     words: Array<Vector<u32, Const<4>>>,
@@ -23,12 +23,20 @@ const fn k_steps(format: WeightFormat) -> u32 {
     K_BLOCK / format.k_step()
 }
 
+/// Scales of a row of a lane in a K-block.
+const fn row_scales(format: WeightFormat) -> u32 {
+    match format {
+        WeightFormat::Fp8Blocks32 => k_steps(format),
+        _ => 1,
+    }
+}
+
 #[cube]
 impl KBlockWeights {
     pub fn new(#[comptime] format: WeightFormat) -> KBlockWeights {
         KBlockWeights {
             words: Array::new(comptime!((k_steps(format) * 2 * ROW_TILES) as usize)),
-            scales: Array::new(comptime!(2 * ROW_TILES as usize)),
+            scales: Array::new(comptime!((row_scales(format) * 2 * ROW_TILES) as usize)),
         }
     }
 
@@ -38,7 +46,7 @@ impl KBlockWeights {
             self.words[i] = other.words[i];
         }
         #[unroll]
-        for i in 0..comptime!(2 * ROW_TILES as usize) {
+        for i in 0..comptime!((row_scales(format) * 2 * ROW_TILES) as usize) {
             self.scales[i] = other.scales[i];
         }
     }
@@ -68,21 +76,38 @@ pub(super) fn fetch_weights(
         }
     }
     #[unroll]
-    for m in 0..rows.len() {
-        let rows = rows.index(m);
-        block.scales[comptime!(2 * m)] = fetch_scale(weights, rows.low_scale, first, quarter);
-        block.scales[comptime!(2 * m + 1)] = fetch_scale(weights, rows.high_scale, first, quarter);
+    for step in 0..comptime!(row_scales(format)) {
+        #[unroll]
+        for m in 0..rows.len() {
+            let rows = rows.index(m);
+            let to = comptime!((step * 2 * ROW_TILES) as usize + 2 * m);
+            block.scales[to] = fetch_scale(weights, rows.low_scale, first, quarter, step);
+            block.scales[comptime!(to + 1)] =
+                fetch_scale(weights, rows.high_scale, first, quarter, step);
+        }
     }
 }
 
 #[cube]
-fn fetch_scale(weights: &WeightReader<'_>, row: usize, first: u32, quarter: u32) -> u32 {
-    match comptime!(weights.blueprint.format) {
+fn fetch_scale(
+    weights: &WeightReader<'_>,
+    row: usize,
+    first: u32,
+    quarter: u32,
+    #[comptime] step: u32,
+) -> u32 {
+    let format = comptime!(weights.blueprint.format);
+    match comptime!(format) {
         WeightFormat::Fp4(_) => {
             let column = first + quarter * 32;
             (weights.scale_word(row, column) >> weights.scale_shift(row, column)) & 255
         }
         WeightFormat::Fp8 => weights.scales[weights.scale_index(row, first)].extract(0usize),
+        WeightFormat::Fp8Blocks32 => {
+            let column =
+                first + comptime!(step * format.k_step()) + quarter * comptime!(format.columns());
+            weights.scales[weights.scale_index(row, column)].extract(0usize)
+        }
         WeightFormat::Dense => 0u32.runtime(),
     }
 }
@@ -100,7 +125,8 @@ pub(super) fn any_rare(
         let mut rare = 0u32;
         #[unroll]
         for i in 0..comptime!(k_steps(format) * 2 * ROW_TILES) {
-            let scale = block.scales[comptime!((i % (2 * ROW_TILES)) as usize)];
+            let scales = comptime!(row_scales(format) * 2 * ROW_TILES);
+            let scale = block.scales[comptime!((i % scales) as usize)];
             rare |= rare_bits(block.words[i as usize], scale, format);
         }
         ballot(rare != 0, target) != 0
@@ -133,11 +159,12 @@ pub(super) fn multiply_k_block(
             #[unroll]
             for r in 0..comptime!(2 * ROW_TILES) {
                 let words = weights.words[comptime!((k_step * 2 * ROW_TILES + r) as usize)];
+                let of_step = comptime!(k_step % row_scales(format) * 2 * ROW_TILES);
                 #[unroll]
                 for i in 0..4usize {
                     pairs[comptime!(4 * r as usize + i)] = weight_x2(
                         words,
-                        weights.scales[r as usize],
+                        weights.scales[comptime!((of_step + r) as usize)],
                         comptime!(u as usize),
                         i,
                         format,

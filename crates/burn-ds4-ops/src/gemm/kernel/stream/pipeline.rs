@@ -24,7 +24,7 @@ pub(crate) struct Stream<'a> {
     /// The lane's first vector in the stage that was fetched last.
     stage_offset: usize,
     /// FP4: words with the scales of every K-step, of the lower row and then of the upper one. FP8:
-    /// scales of every second K-step, likewise.
+    /// scales of every second K-step, or of every one where blocks are smaller, likewise.
     scales: Array<u32>,
     /// The `x` of one K-step, if it was prefetched.
     x_vec8s: Array<Vector<u32, Const<4>>>,
@@ -208,16 +208,17 @@ impl<'a> Stream<'a> {
                 }
             }
         }
-        if comptime!(format == WeightFormat::Fp8) {
+        if comptime!(format.is_fp8()) {
+            let steps = comptime!((format.fp8_block() / format.k_step()).max(1));
             #[unroll]
-            for c in 0..comptime!(K_STEPS / 2) {
-                let column = self.first + comptime!(c * 128);
+            for c in 0..comptime!(K_STEPS / steps) {
+                let column = self.first + comptime!(c * steps * format.k_step());
                 let low = self.weights.scale_index(self.low_scale, column);
                 let high = self.weights.scale_index(self.high_scale, column);
                 let scales = self.weights.scales;
-                self.scales[comptime!(2 * c as usize)] =
+                self.scales[comptime!((steps * c) as usize)] =
                     u32::reinterpret(read_ordered(scales, low, target));
-                self.scales[comptime!((K_STEPS + 2 * c) as usize)] =
+                self.scales[comptime!((K_STEPS + steps * c) as usize)] =
                     u32::reinterpret(read_ordered(scales, high, target));
             }
         }
@@ -395,7 +396,7 @@ impl<'a> Stream<'a> {
                 low_scale: scales[c as usize],
                 high_scale: scales[comptime!((K_STEPS + c) as usize)],
             };
-            if comptime!(format == WeightFormat::Fp8 && !f16_input) {
+            if comptime!(format.is_fp8() && !f16_input) {
                 let rare = rare_bits(low, words.low_scale, format)
                     | rare_bits(high, words.high_scale, format);
                 ordinary = ballot(rare != 0, self.weights.blueprint.target) == 0;

@@ -1,6 +1,6 @@
 use cubecl::prelude::*;
 
-use crate::gemm::Fp4Layout;
+use crate::gemm::{FP8_BLOCKS, Fp4Layout};
 use crate::intrinsics::{e4m3_to_f16, multiply_bf16x2};
 
 /// K-steps of a K-block of the small-M kernels. In each, a lane has 16 bytes of each of its rows.
@@ -13,6 +13,8 @@ pub(crate) enum WeightFormat {
     Fp4(Fp4Layout),
     /// E4M3 codes, an f32 scale for every 128 rows and columns.
     Fp8,
+    /// The same for every 32, powers of two, so that scaled weights are `bf16` values.
+    Fp8Blocks32,
     /// Floats; `bf16` for tensor cores.
     Dense,
 }
@@ -28,11 +30,24 @@ impl WeightFormat {
         matches!(self, Self::Fp4(Fp4Layout::Repacked))
     }
 
+    /// Whether it is FP8, in blocks of any size.
+    pub const fn is_fp8(self) -> bool {
+        matches!(self, Self::Fp8 | Self::Fp8Blocks32)
+    }
+
+    /// Rows and columns that share a scale of FP8.
+    pub const fn fp8_block(self) -> u32 {
+        match self {
+            Self::Fp8Blocks32 => FP8_BLOCKS[1] as u32,
+            _ => FP8_BLOCKS[0] as u32,
+        }
+    }
+
     /// Columns in 16 bytes, which a lane reads at once for tensor cores.
     pub const fn columns(self) -> u32 {
         match self {
             Self::Fp4(_) => 32,
-            Self::Fp8 => 16,
+            Self::Fp8 | Self::Fp8Blocks32 => 16,
             Self::Dense => 8,
         }
     }
@@ -51,7 +66,7 @@ impl WeightFormat {
     pub const fn codes(self) -> u32 {
         match self {
             Self::Fp4(_) => 8,
-            Self::Fp8 => 4,
+            Self::Fp8 | Self::Fp8Blocks32 => 4,
             Self::Dense => 1,
         }
     }
@@ -65,7 +80,7 @@ impl WeightFormat {
     pub const fn order(self) -> [(u32, u32); 4] {
         match self {
             Self::Fp4(_) => [(0, 4), (1, 5), (2, 6), (3, 7)],
-            Self::Fp8 => [(0, 2), (1, 3), (4, 6), (5, 7)],
+            Self::Fp8 | Self::Fp8Blocks32 => [(0, 2), (1, 3), (4, 6), (5, 7)],
             Self::Dense => [(0, 1), (2, 3), (4, 5), (6, 7)],
         }
     }
@@ -159,6 +174,15 @@ fn fp8_nan(word: u32) -> u32 {
     ((word & 0x7f7f_7f7fu32) + 0x0101_0101u32) & 0x8080_8080u32
 }
 
+/// The same of four words.
+#[cube]
+fn fp8_nans(words: Vector<u32, Const<4>>) -> u32 {
+    fp8_nan(words.extract(0usize))
+        | fp8_nan(words.extract(1usize))
+        | fp8_nan(words.extract(2usize))
+        | fp8_nan(words.extract(3usize))
+}
+
 /// The factor of [`fp4_bf16x2`] for a scale, twice in a word. A scale of more than two takes
 /// [`fp4_first_factor`] and [`fp4_second_factor`] instead.
 #[cube]
@@ -179,8 +203,42 @@ pub(in crate::gemm::kernel) fn fp4_second_factor(scale: u32) -> u32 {
     select(scale == 255u32, 0x7fc0_7fc0u32, exponent * 0x0080_0080u32)
 }
 
+/// Whether [`fp8_bf16x2`] times a scale of 32x32 takes two factors: it is very large, subnormal,
+/// negative or no number.
+#[cube]
+pub(in crate::gemm::kernel) fn is_rare_scale(scale: u32) -> bool {
+    let exponent = scale >> 23;
+    exponent == 0 || exponent > 133
+}
+
+/// The first factor of [`fp8_bf16x2`] for a scale of 32x32, twice in a word: the only one if the
+/// scale is ordinary.
+#[cube]
+pub(in crate::gemm::kernel) fn fp8_first_factor(scale: u32) -> u32 {
+    select(is_rare_scale(scale), 0x7b80_7b80u32, fp8_factor(scale))
+}
+
+/// [`fp8_first_factor`] of an ordinary scale.
+#[cube]
+fn fp8_factor(scale: u32) -> u32 {
+    ((scale + 0x3c00_0000u32) >> 16) * 0x1_0001u32
+}
+
+/// The rest of a scale of 32x32: one, if it is ordinary.
+#[cube]
+pub(in crate::gemm::kernel) fn fp8_second_factor(scale: u32) -> u32 {
+    select(is_rare_scale(scale), scale_bf16x2(scale), 0x3f80_3f80u32)
+}
+
+/// A scale of 32x32 in `bf16`, twice in a word.
+#[cube]
+fn scale_bf16x2(scale: u32) -> u32 {
+    let nan = scale & 0x7fff_ffffu32 > 0x7f80_0000u32;
+    select(nan, 0x7fc0u32, scale >> 16) * 0x1_0001u32
+}
+
 /// Decodes pair `i` of vec8 `u` of a lane's 16 bytes, FP8 into `f16` with `f16_input`. `scale` is
-/// the code of an FP4 scale; FP8 scales are not applied here.
+/// the code of an FP4 scale, or an FP8 scale of 32x32; others are not applied here.
 #[cube]
 pub(in crate::gemm::kernel) fn weight_x2(
     words: Vector<u32, Const<4>>,
@@ -213,12 +271,21 @@ pub(in crate::gemm::kernel) fn weight_x2(
                 multiply_bf16x2(fp8_bf16x2(word, comptime!(i % 2)), 0x7b80_7b80u32)
             }
         }
+        WeightFormat::Fp8Blocks32 => {
+            let word = words.extract(comptime!(2 * u + i / 2));
+            if comptime!(rare) {
+                let pair = fp8_bf16x2_with_nan(word, comptime!(i % 2));
+                multiply_bf16x2(pair, scale_bf16x2(scale))
+            } else {
+                multiply_bf16x2(fp8_bf16x2(word, comptime!(i % 2)), fp8_factor(scale))
+            }
+        }
         WeightFormat::Dense => words.extract(i),
     }
 }
 
-/// A word that is not 0 if decoding `words` takes the slow path: for an FP4 scale above two, or an
-/// FP8 code that is NaN.
+/// A word that is not 0 if decoding `words` takes the slow path: for an FP4 scale above two, an FP8
+/// code that is NaN, or a scale of 32x32 that is [rare](is_rare_scale).
 #[cube]
 pub(in crate::gemm::kernel) fn rare_bits(
     words: Vector<u32, Const<4>>,
@@ -227,12 +294,8 @@ pub(in crate::gemm::kernel) fn rare_bits(
 ) -> u32 {
     match comptime!(format) {
         WeightFormat::Fp4(_) => scale & 0x80u32,
-        WeightFormat::Fp8 => {
-            fp8_nan(words.extract(0usize))
-                | fp8_nan(words.extract(1usize))
-                | fp8_nan(words.extract(2usize))
-                | fp8_nan(words.extract(3usize))
-        }
+        WeightFormat::Fp8 => fp8_nans(words),
+        WeightFormat::Fp8Blocks32 => fp8_nans(words) | select(is_rare_scale(scale), 1u32, 0u32),
         WeightFormat::Dense => 0u32.runtime(),
     }
 }

@@ -8,7 +8,8 @@ use cubecl::std::FastDivmod;
 use crate::caps::Target;
 
 pub(super) use decode::{
-    K_STEPS, fp4_bf16x2, fp4_first_factor, fp4_second_factor, fp8_bf16x2, rare_bits, weight_x2,
+    K_STEPS, fp4_bf16x2, fp4_first_factor, fp4_second_factor, fp8_bf16x2, fp8_first_factor,
+    fp8_second_factor, is_rare_scale, rare_bits, weight_x2,
 };
 pub(crate) use decode::{WeightFormat, fp4_value, fp8_value, plain_codes, scale_value};
 
@@ -48,13 +49,14 @@ impl StackLayout {
         #[comptime] format: WeightFormat,
         #[comptime] in_parts: bool,
     ) -> usize {
-        let scale_row = if comptime!(format != WeightFormat::Fp8) {
+        let block = comptime!(format.fp8_block());
+        let scale_row = if comptime!(!format.is_fp8()) {
             row
         } else if comptime!(in_parts) {
             let (part, part_row) = self.part_rows.div_mod(row);
-            part * self.part_blocks + part_row / 128
+            part * self.part_blocks + part_row / block
         } else {
-            row / 128
+            row / block
         };
         scale_row as usize * self.scales_per_row as usize
     }
@@ -156,10 +158,11 @@ impl<'a> WeightReader<'a> {
         (self.scale_byte(row, column) % 4) as u32 * 8
     }
 
-    /// FP8: the index of the scale of the block of 128 columns that has `column`. Past the end,
-    /// that of the last block.
+    /// FP8: the index of the scale of the block of columns that has `column`. Past the end, that of
+    /// the last block.
     pub fn scale_index(&self, row: usize, column: u32) -> usize {
-        let last = (self.stack.columns + 127) / 128 - 1;
-        row + min(column / 128, last) as usize
+        let block = comptime!(self.blueprint.format.fp8_block());
+        let last = (self.stack.columns + comptime!(block - 1)) / block - 1;
+        row + min(column / block, last) as usize
     }
 }

@@ -63,9 +63,6 @@ struct InTurn;
 
 impl Executor for InTurn {
     fn refusal(&self, model: &Model) -> Option<&'static str> {
-        if model.config.engram.is_some() {
-            return Some("rows of engrams are looked up by the host");
-        }
         let is_distinct = model.placement.is_distinct();
         (!is_distinct).then_some("a device has layers in several places")
     }
@@ -206,7 +203,8 @@ fn pass(
     (part, given): (usize, Option<Tensor<2>>),
 ) -> Tensor<2> {
     let inputs = lanes.links.inputs(part).narrow(1, 0, open.count());
-    run(lanes, setup, open, part, (inputs, given)).rows()
+    let passing = run(lanes, setup, open, part, (inputs, given));
+    passing.rows(setup.model.config())
 }
 
 /// Enqueues the part of a step of the last device.
@@ -232,33 +230,9 @@ fn run(
     let (model, trunk) = (setup.model, &mut lanes.caches.trunk);
     let given = given.map(|rows| model.passed(rows, inputs.dims()));
     let step = trunk.step(open, part);
+    lanes.engrams.hand(&step, trunk.batch() * open.count());
     let (given, cache) = ((inputs, given), (&step, &mut *trunk));
     let passing = Runs(model).part(part, given, cache, setup.taps(), &Trace::off());
     trunk.advance(part, step);
     passing
-}
-
-#[cfg(all(test, feature = "flex"))]
-mod tests {
-    use burn::tensor::Device;
-
-    use super::executor;
-    use crate::checkpoint::{Checkpoint, LoadOptions};
-    use crate::repository::path;
-
-    #[test]
-    fn steps_with_engrams_are_not_recorded_and_that_is_told() {
-        for (dir, expected) in [
-            ("assets/ds4-tiny", None),
-            (
-                "tests/fixtures/v41-goldens",
-                Some("rows of engrams are looked up by the host"),
-            ),
-        ] {
-            let checkpoint = Checkpoint::open(&path(dir)).unwrap();
-            let model = checkpoint.load(&LoadOptions::default(), &Device::flex());
-            let model = model.unwrap();
-            assert_eq!(executor(&model).refusal(&model), expected, "{dir}");
-        }
-    }
 }

@@ -21,6 +21,7 @@ use super::super::recorder::{launches, note_launch};
 use super::super::results::PartResults;
 use super::super::setup::Setup;
 use crate::cache::Cache;
+use crate::model::passed_columns;
 
 #[derive(Debug)]
 pub(super) struct Links {
@@ -106,11 +107,10 @@ impl Links {
         }
         let runs = setup.model.placement.runs().iter().skip(1);
         let dtype = setup.model.embedding.val().dtype();
-        let [_, d_model] = setup.model.embedding.dims();
         let arrivals = runs.map(|run| {
             let before = |layer: &&usize| **layer < run.layers.start;
             let taps = setup.taps().iter().filter(before).count();
-            let columns = (setup.model.config().hc_mult + taps) * d_model;
+            let columns = passed_columns(setup.model.config(), taps);
             Some(Tensor::zeros([tokens, columns], (&run.device, dtype)))
         });
         self.arrivals = arrivals.collect();

@@ -6,6 +6,7 @@
 //! not depend on the outcome, which stays on the device for the next step and reaches the host
 //! later.
 
+mod engrams;
 mod executor;
 mod links;
 mod run;

@@ -2,6 +2,7 @@
 
 use burn::tensor::Device;
 
+use super::engrams::EngramRows;
 use super::executor::executor;
 use super::state::{Lanes, Wanted};
 use crate::cache::{Cache, OpenStep};
@@ -88,6 +89,7 @@ impl Lanes {
             return Ok(false);
         }
         self.catch_up();
+        self.stage(setup, verified)?;
         let Self {
             recorder,
             links,
@@ -185,6 +187,7 @@ impl Lanes {
     fn launch(&mut self, setup: &Setup, drafts: usize) -> Result<(), GenerateError> {
         recorder::note_launch();
         self.logits = None;
+        self.stage(setup, drafts)?;
         let open = setup.model.open(1 + drafts, &mut self.caches.trunk)?;
         let results = executor(setup.model).launch(self, setup, open)?;
         self.ahead.push_back(Pending::of(&results));
@@ -265,6 +268,7 @@ impl Lanes {
                     self.ahead.clear();
                     self.read.clear();
                     self.constraints = before;
+                    self.engrams = EngramRows::default();
                     self.spoiled = Some(refusal);
                     return Ok(());
                 }
@@ -334,7 +338,9 @@ impl Recordable for RecordedStep<'_, '_> {
 
     fn launch(&mut self) -> Result<(), GenerateError> {
         self.lanes.launch(self.setup, self.drafts)?;
-        self.lanes.read_for_masks(self.setup)
+        self.lanes.read_for_masks(self.setup)?;
+        // For the step that is recorded after this one, if it is.
+        self.lanes.stage(self.setup, self.drafts)
     }
 
     fn work(&mut self, part: usize) -> Result<PartResults, GenerateError> {

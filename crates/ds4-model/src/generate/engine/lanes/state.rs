@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use burn::tensor::{Device, Int, Tensor};
 use burn_ds4_ops::sampling::{BatchParams, LaneParams, TokenCounts};
 
+use super::engrams::EngramRows;
 use super::links::Links;
 use crate::generate::engine::constraint::Constraints;
 use crate::generate::engine::recorder::{self, Recorder};
@@ -47,6 +48,8 @@ pub(crate) struct Lanes {
     /// The last token of each text, which is in no cache yet, and its drafts, -1 where there is
     /// none: `[lanes, 1 + drafts]`, always in the same buffer. Taken while they are written.
     pub(super) inputs: Option<Tensor<2, Int>>,
+    /// What the next step reads of tables.
+    pub(super) engrams: EngramRows,
     /// Of the lanes: `[lanes]`. Made here, because it is an upload, which cannot be recorded.
     pub(super) numbers: Tensor<1, Int>,
     pub(super) kind: StepKind,
@@ -89,6 +92,7 @@ impl Lanes {
             counts: None,
             constraints: Constraints::new(lanes),
             inputs: Some(Tensor::zeros([lanes, 1 + setup.config.drafts], device)),
+            engrams: EngramRows::default(),
             numbers: Tensor::arange(0..lanes as i64, device),
             kind: StepKind::default(),
             new_drafts: 0,
@@ -239,6 +243,15 @@ impl Lanes {
 
     pub(super) fn inputs(&self) -> Tensor<2, Int> {
         self.inputs.clone().expect("they are put back")
+    }
+
+    /// Stages what a step reads of tables that verifies so many drafts.
+    pub(super) fn stage(&mut self, setup: &Setup, drafts: usize) -> Result<(), GenerateError> {
+        if setup.model.config().engram.is_none() {
+            return Ok(());
+        }
+        let ids = self.inputs().narrow(1, 0, 1 + drafts);
+        self.engrams.stage(setup, ids, &mut self.caches.trunk)
     }
 
     /// What the recorded step results in that was replayed last, if there is one.

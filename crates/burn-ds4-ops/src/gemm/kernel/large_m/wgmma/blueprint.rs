@@ -43,7 +43,15 @@ impl WgmmaOperands {
         let rows = 64 * warpgroups;
         let x = columns * self.x_tiles() * ROW_BYTES;
         let weights = rows * self.row_chunks() * 16;
-        (x + weights + rows * 4 + 24) as usize
+        (x + weights + rows * self.row_scales() * 4 + 24) as usize
+    }
+
+    /// Words of scales of a row of weights in a stage.
+    pub(super) const fn row_scales(self) -> u32 {
+        match self.weights {
+            WeightFormat::Fp8Blocks32 => self.k_block() / self.weights.fp8_block(),
+            _ => 1,
+        }
     }
 
     /// Tiles of `x` in a stage, of 128 bytes of a row each.
@@ -72,7 +80,7 @@ pub(crate) struct WgmmaBlueprint {
     pub sorted: bool,
     /// Whether `x` has a row for each position in the order of groups.
     pub by_position: bool,
-    /// Whether the scales of 128 columns are a word, which those of FP8 always are.
+    /// Whether the scales of 128 columns of FP4 are a word. Those of FP8 always are words.
     pub scale_words: bool,
     /// Whether outputs are written eight at a time.
     pub vectors: bool,

@@ -7,8 +7,9 @@ use super::ring::{StageRange, Stages, chunk_place};
 use super::tile::Tile;
 use crate::gemm::kernel::input::{bf16_pair, term_of};
 use crate::gemm::kernel::weights::{
-    MatrixStack, ReaderBlueprint, TwoRows, WeightReader, fp4_bf16x2, fp4_first_factor,
-    fp4_second_factor, fp8_bf16x2,
+    MatrixStack, ReaderBlueprint, TwoRows, WeightFormat, WeightReader, fp4_bf16x2,
+    fp4_first_factor, fp4_second_factor, fp8_bf16x2, fp8_first_factor, fp8_second_factor,
+    is_rare_scale,
 };
 use crate::intrinsics::{ballot, multiply_bf16x2};
 use crate::warpgroup::{
@@ -42,10 +43,13 @@ struct Scales {
 
 #[cube]
 impl Scales {
-    /// Whether the plane has codes of FP4 scales above two.
+    /// Whether the plane has codes of FP4 scales above two, or rare scales of 32x32.
     fn are_rare(&self, #[comptime] blueprint: WgmmaBlueprint) -> bool {
         if comptime!(blueprint.format().is_fp4()) {
             ballot((self.low | self.high) & 0x80 != 0, blueprint.target) != 0
+        } else if comptime!(blueprint.format() == WeightFormat::Fp8Blocks32) {
+            let rare = is_rare_scale(self.low) || is_rare_scale(self.high);
+            ballot(rare, blueprint.target) != 0
         } else {
             false.runtime()
         }
@@ -60,6 +64,8 @@ impl Scales {
     ) -> Array<u32> {
         let (low, high) = if comptime!(blueprint.format().is_fp4()) {
             (fp4_first_factor(self.low), fp4_first_factor(self.high))
+        } else if comptime!(blueprint.format() == WeightFormat::Fp8Blocks32) {
+            (fp8_first_factor(self.low), fp8_first_factor(self.high))
         } else {
             (
                 ((self.low + 0x3c00_0000u32) >> 16) * 0x1_0001u32,
@@ -68,7 +74,11 @@ impl Scales {
         };
         let mut fragments = multiplied(pairs, low, high);
         if rare {
-            let (low, high) = (fp4_second_factor(self.low), fp4_second_factor(self.high));
+            let (low, high) = if comptime!(blueprint.format() == WeightFormat::Fp8Blocks32) {
+                (fp8_second_factor(self.low), fp8_second_factor(self.high))
+            } else {
+                (fp4_second_factor(self.low), fp4_second_factor(self.high))
+            };
             let rest = multiplied(&fragments, low, high);
             #[unroll]
             for i in 0..8usize {
@@ -197,7 +207,7 @@ impl<'a> LaneRows<'a> {
                 self.read(ring, stages, step, &mut codes, &mut scales, blueprint);
             }
             let rare = scales.are_rare(blueprint);
-            let short = if comptime!(blueprint.format().is_fp4()) {
+            let short = if comptime!(blueprint.format() != WeightFormat::Fp8) {
                 true.runtime()
             } else {
                 is_short(scales.low) && is_short(scales.high)
@@ -206,6 +216,15 @@ impl<'a> LaneRows<'a> {
             for part in 0..comptime!(blueprint.parts()) {
                 let tile = stages.x_descriptor(ring.slot, part);
                 let pairs = self.pairs(&codes, part, blueprint);
+                let rare = if comptime!(part > 0 && blueprint.operands.row_scales() > 1) {
+                    let before = comptime!(part as u32 * blueprint.rows());
+                    let at = (stages.scale(ring.slot) + before + self.row) as usize;
+                    scales.low = stages.scales[at];
+                    scales.high = stages.scales[at + 8];
+                    scales.are_rare(blueprint)
+                } else {
+                    rare
+                };
                 // Fragments may be written once the products that read them are finished.
                 await_products(1u32);
                 if comptime!(part == 1) && step > range.first {

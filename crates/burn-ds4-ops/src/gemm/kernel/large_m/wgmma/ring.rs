@@ -21,7 +21,7 @@ pub(super) struct Stages {
     /// Rows of weights, swizzled: four vectors each of codes that are decoded, or tiles like those
     /// of `x`.
     pub weights: Shared<[Vector<u32, Const<4>>]>,
-    /// A word for each row of weights.
+    /// A word for each row of weights, or several, of all rows one after the other.
     pub scales: Shared<[u32]>,
     barriers: Shared<[Barrier]>,
     #[cube(comptime)]
@@ -35,11 +35,11 @@ impl Stages {
         let x = comptime!((count * x_bytes(blueprint) / 4) as usize);
         let weights =
             comptime!((count * blueprint.rows() * blueprint.operands.row_chunks()) as usize);
-        let scales = comptime!((count * blueprint.rows()) as usize);
+        let scales = comptime!(count * blueprint.rows() * blueprint.operands.row_scales());
         Stages {
             x: Shared::new_aligned_slice(x, 1024usize),
             weights: Shared::new_aligned_slice(weights, 1024usize),
-            scales: Shared::new_slice(scales),
+            scales: Shared::new_slice(scales as usize),
             barriers: Shared::new_slice(comptime!(3 * count as usize)),
             blueprint,
         }
@@ -76,7 +76,7 @@ impl Stages {
 
     /// The first of its scales.
     pub fn scale(&self, slot: u32) -> u32 {
-        slot * comptime!(self.blueprint.rows())
+        slot * comptime!(self.blueprint.rows() * self.blueprint.operands.row_scales())
     }
 
     fn x_address(&self, slot: u32) -> u32 {
@@ -117,17 +117,39 @@ impl Stages {
                 self.copy_weights(ring.slot, &boxes.weights, tile, matrices.layout.rows, step);
             }
             if comptime!(blueprint.scale_words) {
-                let word = step * comptime!(blueprint.operands.k_block()) / 128;
-                let to = shared_address(&self.scales) + (self.scale(ring.slot) + UNIT_POS) * 4;
                 #[unroll]
-                for i in 0..comptime!(blueprint.unit_scales()) {
-                    let to = to + comptime!(i * WARPGROUP * 4);
-                    if UNIT_POS < comptime!(blueprint.rows() - i * WARPGROUP) {
-                        copy_word(to, &matrices.scales, sources.scales[i as usize] + word);
-                    }
+                for part in 0..comptime!(blueprint.operands.row_scales()) {
+                    self.copy_scales(ring.slot, matrices, &sources, step, part);
                 }
             }
             ring.copied();
+        }
+    }
+
+    /// Starts to copy a word of scales for each row of weights, number `part` of a stage.
+    fn copy_scales(
+        &self,
+        slot: u32,
+        matrices: &MatrixStack<Vector<u32, Const<4>>>,
+        sources: &Sources,
+        step: u32,
+        #[comptime] part: u32,
+    ) {
+        let blueprint = comptime!(self.blueprint);
+        let parts = comptime!(blueprint.operands.row_scales());
+        let word = if comptime!(parts > 1) {
+            // Past the end is the last one, whose columns are zeros.
+            min(step * parts + part, matrices.layout.scales_per_row - 1)
+        } else {
+            step * comptime!(blueprint.operands.k_block()) / 128
+        };
+        let to = shared_address(&self.scales) + (self.scale(slot) + UNIT_POS) * 4;
+        #[unroll]
+        for i in 0..comptime!(blueprint.unit_scales()) {
+            let to = to + comptime!((part * blueprint.rows() + i * WARPGROUP) * 4);
+            if UNIT_POS < comptime!(blueprint.rows() - i * WARPGROUP) {
+                copy_word(to, &matrices.scales, sources.scales[i as usize] + word);
+            }
         }
     }
 
