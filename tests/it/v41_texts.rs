@@ -153,7 +153,7 @@ fn recorded_steps_with_engrams_give_the_texts_of_launched_ones() {
                 drafts,
                 graphs,
                 prefix_bytes: 0,
-                capacity: 256,
+                context: Some(256),
                 ..EngineConfig::default()
             };
             let count = config(true).recording_tokens() + 12;
