@@ -8,7 +8,6 @@ use super::lanes::{BatchParams, LaneTables};
 use super::layout::PROMPT;
 use super::validation;
 use crate::OpError;
-use crate::device::copied;
 
 /// How often the text of each lane has each token, on the device: `[lanes, vocabulary]`, i32.
 ///
@@ -79,14 +78,6 @@ impl TokenCounts {
         let words = Dispatch::count_tokens(words.into_dispatch(), tokens.into_dispatch());
         self.words = Some(Tensor::from_dispatch(words));
         Ok(())
-    }
-
-    /// The same counts in memory of their own: writing either leaves the others in their place.
-    #[must_use]
-    pub fn copied(&self) -> Self {
-        Self {
-            words: Some(copied(&self.words())),
-        }
     }
 
     /// Lanes and columns.

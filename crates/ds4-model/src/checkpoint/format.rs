@@ -3,8 +3,7 @@
 use std::array;
 use std::borrow::Cow;
 
-use burn_ds4_ops::quant::FP8_BLOCKS;
-pub(super) use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK};
+pub(super) use burn_ds4_ops::quant::{FP4_BLOCK, FP8_BLOCK, FP8_BLOCKS};
 use rayon::prelude::*;
 use safetensors::Dtype;
 

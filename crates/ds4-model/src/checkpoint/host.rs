@@ -5,8 +5,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::codec;
-use super::format::{FP4_BLOCK, FP8_BLOCK, SCALE_ONE, StoredLinear, WeightFormat};
-use burn_ds4_ops::quant::FP8_BLOCKS;
+use super::format::{FP4_BLOCK, FP8_BLOCK, FP8_BLOCKS, SCALE_ONE, StoredLinear, WeightFormat};
 
 /// The weight of a linear layer, `[out, in]` row-major, in the format of its file.
 #[derive(Clone, Debug, PartialEq)]

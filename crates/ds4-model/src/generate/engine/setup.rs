@@ -70,7 +70,7 @@ impl Setup<'_> {
         runs.map(|run| run.device.clone()).collect()
     }
 
-    /// Groups that lanes of one size are divided into, so that each device has a step to work at.
+    /// Groups that lanes are divided into, so that each device has a step to work at.
     pub(super) fn ways(&self) -> usize {
         match self.config.overlap {
             true => self.model.placement.runs().len().min(self.config.lanes),

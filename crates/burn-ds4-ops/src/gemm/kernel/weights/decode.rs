@@ -218,9 +218,10 @@ pub(in crate::gemm::kernel) fn fp8_first_factor(scale: u32) -> u32 {
     select(is_rare_scale(scale), 0x7b80_7b80u32, fp8_factor(scale))
 }
 
-/// [`fp8_first_factor`] of an ordinary scale.
+/// The factor of [`fp8_bf16x2`] for a scale that is neither very large nor very small, twice in a
+/// word; of the scale, no more digits than `bf16` has.
 #[cube]
-fn fp8_factor(scale: u32) -> u32 {
+pub(in crate::gemm::kernel) fn fp8_factor(scale: u32) -> u32 {
     ((scale + 0x3c00_0000u32) >> 16) * 0x1_0001u32
 }
 

@@ -8,8 +8,8 @@ use cubecl::std::FastDivmod;
 use crate::caps::Target;
 
 pub(super) use decode::{
-    K_STEPS, fp4_bf16x2, fp4_first_factor, fp4_second_factor, fp8_bf16x2, fp8_first_factor,
-    fp8_second_factor, is_rare_scale, rare_bits, weight_x2,
+    K_STEPS, fp4_bf16x2, fp4_first_factor, fp4_second_factor, fp8_bf16x2, fp8_factor,
+    fp8_first_factor, fp8_second_factor, is_rare_scale, rare_bits, weight_x2,
 };
 pub(crate) use decode::{WeightFormat, fp4_value, fp8_value, plain_codes, scale_value};
 

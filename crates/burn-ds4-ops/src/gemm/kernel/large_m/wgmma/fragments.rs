@@ -8,8 +8,8 @@ use super::tile::Tile;
 use crate::gemm::kernel::input::{bf16_pair, term_of};
 use crate::gemm::kernel::weights::{
     MatrixStack, ReaderBlueprint, TwoRows, WeightFormat, WeightReader, fp4_bf16x2,
-    fp4_first_factor, fp4_second_factor, fp8_bf16x2, fp8_first_factor, fp8_second_factor,
-    is_rare_scale,
+    fp4_first_factor, fp4_second_factor, fp8_bf16x2, fp8_factor, fp8_first_factor,
+    fp8_second_factor, is_rare_scale,
 };
 use crate::intrinsics::{ballot, multiply_bf16x2};
 use crate::warpgroup::{
@@ -67,10 +67,7 @@ impl Scales {
         } else if comptime!(blueprint.format() == WeightFormat::Fp8Blocks32) {
             (fp8_first_factor(self.low), fp8_first_factor(self.high))
         } else {
-            (
-                ((self.low + 0x3c00_0000u32) >> 16) * 0x1_0001u32,
-                ((self.high + 0x3c00_0000u32) >> 16) * 0x1_0001u32,
-            )
+            (fp8_factor(self.low), fp8_factor(self.high))
         };
         let mut fragments = multiplied(pairs, low, high);
         if rare {
